@@ -1,0 +1,100 @@
+"""Every error that pgqueue raises on purpose.
+
+    PgQueueError
+    ├── ConfigurationError (ValueError)   a setting is missing, unknown or contradicts another one
+    ├── UnsupportedConnection (TypeError) `using=` is not a connection that pgqueue can enqueue through
+    ├── DatabaseUnavailable               no server answers, or none that accepts writes
+    ├── SchemaError                       the schema is missing, too old, too new or was changed by hand
+    ├── PayloadError (ValueError)         an argument is not JSON, or would change on its way through JSON
+    ├── PayloadDecodeError (ValueError)   a stored payload cannot be read back
+    ├── TaskError
+    │   ├── UnknownTask (LookupError)     no task of that name is registered in this process
+    │   ├── DuplicateTask (ValueError)    two functions want one name
+    │   └── ArgumentsDoNotBind (TypeError) the stored arguments do not fit the function's signature
+    ├── UnknownQueue (LookupError)        an operator named a queue that holds nothing and never did
+    ├── LeaseLost                         the token is no longer the current one; `.jobs` holds who is concerned
+    └── EmbeddedError (RuntimeError)      the private PostgreSQL could not be found, started or reached
+
+The signals that a handler raises to steer its own job (`Retry`, `Snooze`, `Discard`, `DeadLetter`) are in
+`pgqueue.outcome`: they are answers, not errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgqueue.job import Job
+
+
+class PgQueueError(Exception):
+    """The root of the tree above."""
+
+
+class ConfigurationError(PgQueueError, ValueError):
+    """A setting is missing, unknown, or contradicts another one."""
+
+
+class UnsupportedConnection(PgQueueError, TypeError):
+    """`using=` was given something that pgqueue cannot run statements on."""
+
+
+class DatabaseUnavailable(PgQueueError):
+    """No server answers, or none that accepts writes."""
+
+
+class SchemaError(PgQueueError):
+    """The schema is missing, too old, too new, or was changed by hand."""
+
+
+class PayloadError(PgQueueError, ValueError):
+    """A value cannot travel through JSON unchanged.
+
+    `path` names the place inside the payload, for example ``args[0].photos[3].taken_at``.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class PayloadDecodeError(PgQueueError, ValueError):
+    """A stored payload is not what enqueue writes: a JSON list of arguments and an object of keywords."""
+
+
+class TaskError(PgQueueError):
+    """A job cannot be matched with a function."""
+
+
+class UnknownTask(TaskError, LookupError):
+    """No task of that name is registered in this process."""
+
+
+class DuplicateTask(TaskError, ValueError):
+    """Two functions want one task name."""
+
+
+class ArgumentsDoNotBind(TaskError, TypeError):
+    """The arguments do not fit the function's signature."""
+
+
+class UnknownQueue(PgQueueError, LookupError):
+    """An operator named a queue that holds nothing and has no settings."""
+
+
+class LeaseLost(PgQueueError):
+    """The token of these jobs is no longer the current one: somebody else owns them, or they are settled.
+
+    Nothing was written for the jobs in `jobs`; what else was in the same call is done.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        ids = ", ".join(str(job.id) for job in jobs[:10]) + (", …" if len(jobs) > 10 else "")
+        super().__init__(f"the lease of {len(jobs)} job(s) is lost, nothing was written for them: {ids}")
+        self.jobs = tuple(jobs)
+
+
+class EmbeddedError(PgQueueError, RuntimeError):
+    """The private PostgreSQL could not be found, started or reached."""

@@ -1,0 +1,62 @@
+"""A job, as the queue hands it out: a frozen value that knows its token, and decodes its payload only when asked."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pgqueue.payload import decode_args, decode_kwargs, decode_object
+
+
+class JobState(enum.StrEnum):
+    """Where a job is. The first three are live rows; the others are where it can end."""
+
+    READY = "ready"
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    DISCARDED = "discarded"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One claimed job.
+
+    `token` is the fencing token of this claim: every settle checks it, and a handler may use it in its own writes
+    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1.
+    """
+
+    id: int
+    queue: str
+    task: str
+    token: int
+    attempt: int
+    max_attempts: int
+    lost: int
+    priority: int
+    position: int
+    timeout: float | None
+    created_at: datetime
+    args_json: str | None = field(repr=False)
+    kwargs_json: str | None = field(repr=False)
+    retry_json: str | None = field(repr=False)
+    headers_json: str | None = field(repr=False)
+
+    @property
+    def args(self) -> list[Any]:
+        """The positional arguments, decoded anew at each access; PayloadDecodeError where the row holds no JSON list."""
+        return decode_args(self.args_json)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments, decoded anew at each access; PayloadDecodeError where the row holds no JSON object."""
+        return decode_kwargs(self.kwargs_json)
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """What travels with the job beside its arguments."""
+        return decode_object("headers", self.headers_json)
