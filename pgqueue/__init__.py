@@ -1,1 +1,64 @@
-"""A job queue inside PostgreSQL."""
+"""A job queue inside PostgreSQL: enqueue commits with the business write, workers hold fenced leases, nothing is lost."""
+
+from pgqueue.async_client import AsyncPgQueue, AsyncTask
+from pgqueue.client import PgQueue, Task
+from pgqueue.current import CurrentJob, current_job
+from pgqueue.errors import (
+    ArgumentsDoNotBind,
+    ConfigurationError,
+    DatabaseUnavailable,
+    DuplicateTask,
+    EmbeddedError,
+    LeaseLost,
+    PayloadDecodeError,
+    PayloadError,
+    PgQueueError,
+    SchemaError,
+    TaskError,
+    UnknownQueue,
+    UnknownTask,
+    UnsupportedConnection,
+)
+from pgqueue.events import Event, EventName
+from pgqueue.job import Job, JobState
+from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
+from pgqueue.outcome import DeadLetter, Discard, Retry, Snooze
+from pgqueue.retry import Delays, Exponential, Fixed, Linear
+from pgqueue.version import __version__
+
+__all__ = [
+    "ArgumentsDoNotBind",
+    "AsyncPgQueue",
+    "AsyncTask",
+    "ConfigurationError",
+    "CurrentJob",
+    "DatabaseUnavailable",
+    "DeadLetter",
+    "DeadLetterRow",
+    "Delays",
+    "Discard",
+    "DuplicateTask",
+    "EmbeddedError",
+    "Event",
+    "EventName",
+    "Exponential",
+    "Fixed",
+    "Job",
+    "JobState",
+    "LeaseLost",
+    "Linear",
+    "PayloadDecodeError",
+    "PayloadError",
+    "PgQueue",
+    "PgQueueError",
+    "Retry",
+    "SchemaError",
+    "Snooze",
+    "Task",
+    "TaskError",
+    "UnknownQueue",
+    "UnknownTask",
+    "UnsupportedConnection",
+    "__version__",
+    "current_job",
+]

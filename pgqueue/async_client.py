@@ -1,0 +1,199 @@
+"""AsyncPgQueue: the same queue for asyncio; the same methods, awaited."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+
+from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, failed, snoozed
+from pgqueue.drivers.execute import run_async
+from pgqueue.drivers.pool import AsyncPool
+from pgqueue.drivers.resolve import async_connection
+from pgqueue.job import Job
+from pgqueue.ops import Op
+from pgqueue.ops import dead_letter as dead_ops
+from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import settle as settle_ops
+from pgqueue.ops import status as status_ops
+from pgqueue.ops.dead_letter import DeadLetter, Selection
+from pgqueue.ops.rescue import Rescued
+from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
+from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class AsyncTask(BaseTask[P, R], Generic[P, R]):
+    """A task of an AsyncPgQueue: as Task, with `enqueue` and `enqueue_many` to be awaited."""
+
+    def __init__(self, app: AsyncPgQueue, function: Callable[P, R], name: str, options: TaskOptions) -> None:
+        super().__init__(function, name, options)
+        self.app = app
+
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> int: ...
+    @overload
+    async def enqueue(self, *args: Any, using: Any, **kwargs: Any) -> int: ...
+    async def enqueue(self, *args: Any, using: Any = None, **kwargs: Any) -> int:
+        """As Task.enqueue; `using` is an async connection or session."""
+        return await self.app.run(self.app.enqueue_op(self, self.defaults, args, kwargs), using)
+
+    async def enqueue_many(self, calls: Calls, *, using: Any = None) -> list[int]:
+        """As Task.enqueue_many."""
+        return await self.app.run(self.app.enqueue_many_op(self, self.defaults, calls), using, atomic=True)
+
+    def options(self, **changes: Any) -> AsyncTask[P, R]:
+        """As Task.options."""
+        return AsyncTask(self.app, self.function, self.name, self.defaults.changed(changes))
+
+
+class AsyncPgQueue(Core):
+    """A queue in the database at `database_url` (or PGQUEUE_DATABASE_URL); see Settings for the other options.
+
+    Nothing is connected before the first call that needs it. Belongs to the event loop of its first use.
+    """
+
+    def __init__(self, database_url: str | None = None, **options: Any) -> None:
+        super().__init__(database_url, **options)
+        self._pool = AsyncPool(self.settings)
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, *, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], AsyncTask[P, R]]: ...
+    def task(self, *function: Any, **options: Any) -> Any:
+        """Register a function as a task, under `name` or its module and qualified name. Options: see TaskOptions."""
+        name = options.pop("name", None)
+
+        def register(function: Callable[P, R]) -> AsyncTask[P, R]:
+            task = AsyncTask(self, function, name or task_name(function), TaskOptions().changed(options))
+            self.tasks.add(task)
+            return task
+
+        return register(*function) if function else register
+
+    async def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
+        """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
+        if using is not None:
+            return await run_async(await async_connection(using), op, self.settings.schema)
+        async with self._pool.connection() as connection:
+            if atomic:
+                async with connection.transaction():
+                    return await run_async(connection, op, self.settings.schema)
+            return await run_async(connection, op, self.settings.schema)
+
+    async def enqueue(
+        self, task: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, using: Any = None,
+        **options: Any,
+    ) -> int:
+        """Enqueue by the name of a task, which another process may define; otherwise as Task.enqueue."""
+        return await self.run(self.enqueue_named_op(task, args, kwargs or {}, options), using)
+
+    async def claim(self, queues: Sequence[str] | str, *, limit: int = 1, lease: float = 30.0, using: Any = None) -> list[Job]:
+        """Claim up to `limit` ready jobs, from the queues in their order, for `lease` seconds.
+
+        What is not settled by then is taken back. Called often enough, it also rescues and promotes by itself. In a
+        caller's transaction (`using`) the jobs stay locked until that ends, and its rollback is as if never claimed.
+        """
+        return await self.run(self.claim_op(queues, limit=limit, lease=lease, own=using is None), using)
+
+    async def complete(self, jobs: Jobs, *, using: Any = None) -> None:
+        """The work is done. LeaseLost names the jobs that are not ours any more; the others are complete all the same."""
+        await self.run(self.settle_op(jobs, lambda _: COMPLETED), using)
+
+    async def fail(
+        self, jobs: Jobs, error: BaseException | str, *, delay: float | timedelta | None = None, using: Any = None
+    ) -> None:
+        """The attempt failed: retry by the job's policy or after `delay`, or the dead letters after the last attempt."""
+        await self.run(self.settle_op(jobs, failed(error, delay, random.random)), using)
+
+    async def snooze(self, jobs: Jobs, delay: float | timedelta, *, using: Any = None) -> None:
+        """Again after `delay`, without an attempt burned."""
+        await self.run(self.settle_op(jobs, lambda _: snoozed(delay)), using)
+
+    async def release(self, jobs: Jobs, *, using: Any = None) -> None:
+        """Give jobs back as if they had not been claimed: same place in line, no attempt burned."""
+        await self.run(self.settle_op(jobs, lambda _: RELEASED), using)
+
+    async def extend(self, jobs: Jobs, lease: float | timedelta, *, using: Any = None) -> None:
+        """Hold on for `lease` seconds from now. Reaches every job of the same claim. LeaseLost as in complete."""
+        await self.run(self.extend_op(jobs, lease), using)
+
+    async def cancel(self, ids: int | Iterable[int], *, using: Any = None) -> dict[int, str]:
+        """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
+        chosen = [ids] if isinstance(ids, int) else list(ids)
+        return await self.run(settle_ops.cancel(chosen, self.settle_options), using)
+
+    async def rescue(self, queue: str) -> Rescued:
+        """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
+        return await self.run(rescue_ops.rescue(queue, archive=self.settings.archive))
+
+    async def promote(self, queue: str) -> list[int]:
+        """Put the due jobs of this queue into line; workers and `claim` do this once a second."""
+        return await self.run(rescue_ops.promote(queue, channel=self.channel))
+
+    async def dead_letters(
+        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None, limit: int = 50
+    ) -> list[DeadLetter]:
+        """The newest dead letters of a queue, of a task, of these ids, or of all."""
+        return await self.run(dead_ops.dead_letters(Selection(queue=queue, task=task, ids=ids), limit=limit))
+
+    async def redrive(
+        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
+        limit: int | None = None, using: Any = None,
+    ) -> list[int]:
+        """Put dead letters back into their queues under their ids, with all attempts anew; returns the ids."""
+        op = dead_ops.redrive(Selection(queue=queue, task=task, ids=ids), limit=limit, channel=self.channel)
+        return await self.run(op, using)
+
+    async def purge(
+        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
+        older_than: float | timedelta = 0.0, using: Any = None,
+    ) -> int:
+        """Delete dead letters for good, in batches; returns how many."""
+        return await self.run(dead_ops.purge(Selection(queue=queue, task=task, ids=ids), older_than=older_than), using)
+
+    async def count_dead_letters(
+        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
+        older_than: float | timedelta = 0.0,
+    ) -> int:
+        """How many dead letters a redrive or purge of the same selection would concern."""
+        return await self.run(dead_ops.count(Selection(queue=queue, task=task, ids=ids), older_than=older_than))
+
+    async def status(self, queues: Sequence[str] | None = None) -> list[QueueStatus]:
+        """Counts of these queues, or of every queue that holds something."""
+        return await self.run(status_ops.status(queues))
+
+    async def jobs(
+        self, *, queue: str | None = None, task: str | None = None, state: str | None = None,
+        ids: Sequence[int] | None = None, limit: int = 50,
+    ) -> list[LiveJob]:
+        """Live jobs in the order of their ids; `state` is ready, scheduled or running."""
+        return await self.run(status_ops.jobs(queue=queue, task=task, state=state, ids=ids, limit=limit))
+
+    async def workers(self) -> list[WorkerStatus]:
+        """Every worker that has a row."""
+        return await self.run(status_ops.workers())
+
+    async def pause(self, queue: str) -> None:
+        """Stop claims from this queue everywhere; what runs goes on."""
+        await self.run(status_ops.pause(queue))
+
+    async def resume(self, queue: str) -> bool:
+        """Let claims go on; False when the queue was never paused."""
+        return await self.run(status_ops.resume(queue, channel=self.channel))
+
+    async def close(self) -> None:
+        """Close our own connections. The next call opens them again."""
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()

@@ -1,0 +1,128 @@
+"""Settings: one frozen object, validated once; the environment is read in one function."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pgqueue.errors import ConfigurationError
+
+SCHEMA_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+MAX_SECONDS = 10 * 365 * 86400.0
+PRIORITIES = range(-100, 101)
+MAX_NAME_BYTES = 200
+
+
+def validate_schema(name: str) -> str:
+    """Return `name`; ConfigurationError unless it is a plain lower-case identifier of at most 40 characters."""
+    if not isinstance(name, str) or not SCHEMA_PATTERN.fullmatch(name):
+        raise ConfigurationError(
+            f"schema {name!r}: use lower-case letters, digits and underscores, starting with a letter, at most 40"
+        )
+    return name
+
+
+def validate_name(kind: str, name: str) -> str:
+    """Return `name`; ConfigurationError unless it can name a queue or a task in SQL, in logs and on a command line."""
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"a {kind} name must be a non-empty string, not {name!r}")
+    if not name.isprintable() or name != name.strip():
+        raise ConfigurationError(f"{kind} name {name!r}: no control characters, no spaces at its ends")
+    if len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES or "," in name:
+        raise ConfigurationError(f"{kind} name {name[:40]!r}…: at most {MAX_NAME_BYTES} bytes and no comma")
+    return name
+
+
+def validate_seconds(what: str, value: Any, *, least: float = 0.0) -> float:
+    """Return `value` as float seconds; ConfigurationError unless it is a finite number between `least` and ten years."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= MAX_SECONDS:
+        raise ConfigurationError(f"{what} must be a number of seconds between {least:g} and {MAX_SECONDS:g}, not {value!r}")
+    return float(value)
+
+
+def validate_count(what: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
+    """Return `value`; ConfigurationError unless it is an int (not a bool) between `least` and `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(f"{what} must be a whole number between {least} and {most}, not {value!r}")
+    return value
+
+
+def validate_priority(value: Any) -> int:
+    """Return `value`; ConfigurationError unless it is an int between -100 and 100 (higher runs first)."""
+    return validate_count("priority", value, least=PRIORITIES[0], most=PRIORITIES[-1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a PgQueue is built with. Every field has an environment variable, ``PGQUEUE_`` and its name in capitals.
+
+    `database_url`: a postgresql:// URL or libpq keyword string; needed only once a connection of our own is needed.
+    `listen_url`: where to LISTEN, when `database_url` leads through a pooler in transaction mode.
+    `schema`: the schema of all tables. `archive`: keep finished jobs, for `archive_days`.
+    `notify`: wake workers by NOTIFY at enqueue. `prepare`: server-side prepared statements (off for PgBouncer before 1.21).
+    `max_payload_bytes`: the most that arguments of one job may take as JSON. `pool_size`: connections of the own pool.
+    """
+
+    database_url: str | None = None
+    listen_url: str | None = None
+    schema: str = "pgqueue"
+    archive: bool = True
+    archive_days: float = 7.0
+    notify: bool = True
+    prepare: bool = True
+    max_payload_bytes: int = 1024 * 1024
+    pool_size: int = 10
+    connect_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        validate_schema(self.schema)
+        validate_seconds("archive_days", self.archive_days, least=0.01)
+        validate_count("max_payload_bytes", self.max_payload_bytes, least=2, most=512 * 1024 * 1024)
+        validate_count("pool_size", self.pool_size, most=1000)
+        validate_seconds("connect_timeout", self.connect_timeout, least=1)
+        for name in ("archive", "notify", "prepare"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}")
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def load_settings(options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from `options`, completed from the environment; ConfigurationError names what is wrong and a near match."""
+    unknown = [name for name in options if name not in _FIELDS]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], _FIELDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_FIELDS)}"
+        raise ConfigurationError(f"unknown setting {unknown[0]!r}{hint}")
+    values = _from_environment(os.environ if environ is None else environ)
+    values.update({name: value for name, value in options.items() if value is not None})
+    return Settings(**values)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in _FIELDS.items():
+        variable = f"PGQUEUE_{name.upper()}"
+        text = environ.get(variable, "")
+        if text:
+            values[name] = _parse(variable, text, type(field.default))
+    return values
+
+
+def _parse(variable: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        if text.lower() not in known:
+            raise ConfigurationError(f"{variable} must be true or false")
+        return known[text.lower()]
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise ConfigurationError(f"{variable} must be a number") from None
+    return text

@@ -1,0 +1,239 @@
+"""What PgQueue and AsyncPgQueue share: settings, registry, hints, and the making of operations.
+
+Nothing here touches a connection. The two clients add one line a method: run this operation, in their colour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from pgqueue import failure, payload
+from pgqueue import retry as retry_policies
+from pgqueue.config import Settings, load_settings, validate_count, validate_name, validate_seconds
+from pgqueue.errors import LeaseLost
+from pgqueue.events import Bus, EventName
+from pgqueue.job import Job
+from pgqueue.ops import Op
+from pgqueue.ops import claim as claim_ops
+from pgqueue.ops import enqueue as enqueue_ops
+from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import settle as settle_ops
+from pgqueue.outcome import Outcome, OutcomeKind, decide
+from pgqueue.retry import DEFAULT_POLICY
+from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
+
+T = TypeVar("T")
+Jobs = Job | Iterable[Job]
+MAINTENANCE_PERIOD = 1.0
+
+
+def as_jobs(jobs: Jobs) -> list[Job]:
+    """A list, whether one job was given or several."""
+    return [jobs] if isinstance(jobs, Job) else list(jobs)
+
+
+def seconds(what: str, value: float | timedelta, *, least: float = 0.0) -> float:
+    """A duration in seconds, given as number or timedelta."""
+    return validate_seconds(what, value.total_seconds() if isinstance(value, timedelta) else value, least=least)
+
+
+class Core:
+    """See the module. `settings`, `tasks` (the registry) and `events` are public on both clients."""
+
+    def __init__(self, database_url: str | None = None, **options: Any) -> None:
+        self.settings: Settings = load_settings({"database_url": database_url, **options})
+        self.tasks = Registry()
+        self.events = Bus()
+        self._low_water: dict[str, claim_ops.LowWater] = {}
+        self._maintained: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def channel(self) -> str | None:
+        """The NOTIFY channel, which is the schema's name; None when notifications are off."""
+        return self.settings.schema if self.settings.notify else None
+
+    @property
+    def settle_options(self) -> settle_ops.SettleOptions:
+        """How settles are written here."""
+        return settle_ops.SettleOptions(archive=self.settings.archive, channel=self.channel)
+
+    # Enqueue
+
+    def envelope(self, name: str, options: TaskOptions, retry_json: str | None) -> enqueue_ops.Envelope:
+        """Everything about a job but its arguments, encoded."""
+        delay = options.delay_seconds
+        headers = options.headers
+        soon = options.run_at is None and (delay is None or delay <= MAINTENANCE_PERIOD)
+        return enqueue_ops.Envelope(
+            queue=options.queue,
+            task=name,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            delay=delay,
+            run_at=options.run_at,
+            timeout=options.timeout,
+            retry=retry_json,
+            headers=None
+            if headers is None
+            else payload.encode_object("headers", headers, max_bytes=self.settings.max_payload_bytes),
+            channel=self.channel if soon else None,
+        )
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> enqueue_ops.Call:
+        """The arguments as JSON texts; PayloadError names what cannot travel."""
+        return payload.encode_call(args, kwargs, max_bytes=self.settings.max_payload_bytes)
+
+    def enqueue_op(
+        self, task: BaseTask[..., Any], options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Op[int]:
+        """One job of a registered task. Everything is checked before the operation exists."""
+        task.check(args, kwargs)
+        call = self.call(args, kwargs)
+        return enqueue_ops.enqueue(self.envelope(task.name, options, self._retry_json(task, options)), call)
+
+    def enqueue_many_op(self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls) -> Op[list[int]]:
+        """Any number of jobs of a registered task; `calls` is read as the chunks go out."""
+        return enqueue_ops.enqueue_many(
+            self.envelope(task.name, options, self._retry_json(task, options)), self._calls(task, calls)
+        )
+
+    def enqueue_named_op(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Op[int]:
+        """One job by the name of its task, which need not be registered in this process."""
+        validate_name("task", name)
+        task = self.tasks.get(name)
+        if task is not None:
+            return self.enqueue_op(task, task.defaults.changed(options), args, kwargs)
+        chosen = TaskOptions().changed(options)
+        call = self.call(args, kwargs)
+        retry_json = None if chosen.retry == DEFAULT_POLICY else retry_policies.to_json(chosen.retry)
+        return enqueue_ops.enqueue(self.envelope(name, chosen, retry_json), call)
+
+    def _calls(self, task: BaseTask[..., Any], calls: Calls) -> Iterator[enqueue_ops.Call]:
+        for given in calls:
+            args, kwargs = split_call(given)
+            task.check(args, kwargs)
+            yield self.call(args, kwargs)
+
+    def _retry_json(self, task: BaseTask[..., Any], options: TaskOptions) -> str | None:
+        if options.retry == task.defaults.retry:
+            return task.retry_json
+        return retry_policies.to_json(options.retry)
+
+    # Claim and settle
+
+    def claim_op(self, queues: Sequence[str], *, limit: int, lease: float, own: bool) -> Op[list[Job]]:
+        """Claim from these queues in order. On our own connection, rescue and promotion run along, once a second."""
+        names = [queues] if isinstance(queues, str) else list(queues)
+        for name in names:
+            validate_name("queue", name)
+        validate_count("limit", limit, most=10_000)
+        validate_seconds("lease", lease, least=0.1)
+        return self._claim(names, limit, lease, own)
+
+    def _claim(self, queues: Sequence[str], limit: int, lease: float, own: bool) -> Op[list[Job]]:
+        taken: list[Job] = []
+        for queue in queues:
+            if own and self._maintenance_due(queue):
+                yield from rescue_ops.rescue(queue, archive=self.settings.archive)
+                yield from rescue_ops.promote(queue, channel=None)
+            if len(taken) == limit:
+                break
+            jobs = yield from claim_ops.claim(
+                queue, limit - len(taken), lease=lease, low_water=self._hint(queue), relaxed=own
+            )
+            taken.extend(jobs)
+        if taken:
+            self.events.emit(EventName.JOBS_CLAIMED, ids=[job.id for job in taken])
+        return taken
+
+    def _hint(self, queue: str) -> claim_ops.LowWater:
+        with self._lock:
+            return self._low_water.setdefault(queue, claim_ops.LowWater())
+
+    def _maintenance_due(self, queue: str) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            if now < self._maintained.get(queue, 0.0):
+                return False
+            self._maintained[queue] = now + MAINTENANCE_PERIOD
+            return True
+
+    def settle_op(self, jobs: Jobs, outcome: Callable[[Job], Outcome]) -> Op[None]:
+        """Settle jobs of any queues; LeaseLost, after everything else is written, for those that are not ours any more."""
+        return self._settle(as_jobs(jobs), outcome)
+
+    def _settle(self, jobs: Sequence[Job], outcome: Callable[[Job], Outcome]) -> Op[None]:
+        lost: list[Job] = []
+        for queue, members in by_queue(jobs).items():
+            pairs = [(job, outcome(job)) for job in members]
+            lost += yield from settle_ops.settle(
+                queue, pairs, finished={job.token for job in members}, options=self.settle_options
+            )
+        settled = len(jobs) - len(lost)
+        if settled:
+            self.events.emit(EventName.JOBS_SETTLED, count=settled)
+        self._raise_lost(lost)
+
+    def extend_op(self, jobs: Jobs, lease: float | timedelta) -> Op[None]:
+        """Extend the leases of these jobs; LeaseLost for those that are not ours any more."""
+        return self._extend(as_jobs(jobs), seconds("lease", lease, least=0.1))
+
+    def _extend(self, jobs: Sequence[Job], lease: float) -> Op[None]:
+        lost: list[Job] = []
+        for queue, members in by_queue(jobs).items():
+            # One id may come with an old and a new token; the statement compares by place.
+            newest = {job.id: job for job in sorted(members, key=lambda job: job.token)}
+            held = yield from claim_ops.extend(
+                queue, [(job.id, job.token) for job in newest.values()], lease=lease
+            )
+            lost += [job for job in members if job.id not in held or newest[job.id].token != job.token]
+        self._raise_lost(lost)
+
+    def _raise_lost(self, lost: Sequence[Job]) -> None:
+        if lost:
+            self.events.emit(EventName.LEASE_LOST, ids=[job.id for job in lost])
+            raise LeaseLost(lost)
+
+
+COMPLETED = Outcome(kind=OutcomeKind.COMPLETED)
+RELEASED = Outcome(kind=OutcomeKind.RELEASE)
+
+
+def failed(error: BaseException | str, delay: float | timedelta | None, random: Callable[[], float]) -> Callable[[Job], Outcome]:
+    """The outcome of a failed attempt: a retry by the job's own policy (or after `delay`), or the dead letters."""
+    exception = error if isinstance(error, BaseException) else Failed(failure.clean(str(error), 2048))
+    wait = None if delay is None else seconds("delay", delay)
+
+    def outcome(job: Job) -> Outcome:
+        decided = decide(job, exception, random=random())
+        if wait is not None and decided.kind is OutcomeKind.RETRY:
+            return dataclasses.replace(decided, delay=wait)
+        return decided
+
+    return outcome
+
+
+class Failed(Exception):
+    """Stands for an error that came as text: pq.fail(job, "the printer is on fire")."""
+
+
+def snoozed(delay: float | timedelta) -> Outcome:
+    """Later, without an attempt burned."""
+    return Outcome(kind=OutcomeKind.SNOOZE, delay=seconds("delay", delay))
+
+
+def by_queue(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    """Jobs by queue: every statement names one."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.queue, []).append(job)
+    return groups
+

@@ -1,0 +1,77 @@
+"""Events: every change of state emits one, by name. Logging, metrics and tracing are subscribers.
+
+`EventName` is the list; `docs/events.md` says of each when it is emitted and which facts it carries.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("pgqueue")
+
+
+class EventName(enum.StrEnum):
+    """Every event there is. Facts hold ids, names, counts and seconds; never arguments and never a URL."""
+
+    JOBS_CLAIMED = "jobs.claimed"
+    JOB_STARTED = "job.started"
+    JOB_FAILED = "job.failed"
+    JOBS_SETTLED = "jobs.settled"
+    JOBS_RELEASED = "jobs.released"
+    LEASE_LOST = "lease.lost"
+    JOB_CANCEL_REQUESTED = "job.cancel_requested"
+    JOBS_RESCUED = "jobs.rescued"
+    JOBS_ADOPTED = "jobs.adopted"
+    JOBS_PROMOTED = "jobs.promoted"
+    WORKER_STARTED = "worker.started"
+    WORKER_STOPPING = "worker.stopping"
+    WORKER_STOPPED = "worker.stopped"
+    LOOP_FAILED = "loop.failed"
+    LOOP_RECOVERED = "loop.recovered"
+    SETTLE_ABANDONED = "settle.abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its name and its facts."""
+
+    name: EventName
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+Subscriber = Callable[[Event], None]
+
+
+class Bus:
+    """Hands events to subscribers, in the thread that emits them; what a subscriber raises is logged and goes no further."""
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on; returns the function that ends it."""
+        self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(known for known in self._subscribers if known is not subscriber)
+
+        return unsubscribe
+
+    def __bool__(self) -> bool:
+        """True while anybody listens: lets the hot path skip building facts."""
+        return bool(self._subscribers)
+
+    def emit(self, name: EventName, **facts: Any) -> None:
+        """Tell every subscriber."""
+        if not self._subscribers:
+            return
+        event = Event(name, facts)
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                logger.exception("a subscriber failed on %s", name)

@@ -1,0 +1,133 @@
+"""Claim, with the low-water hint that keeps its cost flat, and the extension of leases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from pgqueue.job import Job
+from pgqueue.ops import Op, Rows, Step
+
+LOWEST = -(2**15)
+HIGHEST = 2**15 - 1
+START = -(2**63)
+FULL_PASS_SHARE = 20
+"""A full pass may take one twentieth of the time at most, however many dead rows stand at the head of the line."""
+
+Span = tuple[int, int, int]
+
+
+class LowWater:
+    """What one claimer remembers of one queue: per priority, the position of the last job it claimed.
+
+    A hinted pass starts behind these positions and so does not visit the dead rows of finished jobs, which an old snapshot
+    anywhere in the database can keep alive by the hundred thousand. A full pass from the start finds what the hint hides:
+    late commits and jobs that came back to their old place. It is due at the beginning, when a hinted pass came up short or
+    a notification came (but then not before twenty times its own duration has passed since the last), and at least every
+    `max(1 s, 20 × its last duration)`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._marks: dict[int, int] = {}
+        self._owed = True
+        self._last_end = float("-inf")
+        self._last_cost = 0.0
+
+    def spans(self) -> list[Span] | None:
+        """The ranges of a hinted pass, highest priority first; None when a full pass is due."""
+        if self._full_pass_in(self.clock()) <= 0:
+            return None
+        spans: list[Span] = []
+        top = HIGHEST
+        for priority, position in sorted(self._marks.items(), reverse=True):
+            if priority < top:
+                spans.append((priority + 1, top, START))
+            spans.append((priority, priority, position))
+            top = priority - 1
+        spans.append((LOWEST, top, START))
+        return spans
+
+    def notified(self) -> None:
+        """Something may stand before the marks: a full pass is owed."""
+        self._owed = True
+
+    def owed_in(self) -> float | None:
+        """Seconds until an owed full pass may run; None when none is owed."""
+        return max(0.0, self._full_pass_in(self.clock())) if self._owed else None
+
+    def observe(self, jobs: Sequence[Job], *, full: bool, short: bool, began: float) -> None:
+        """Learn from a pass: what it brought, whether it was full, whether it brought less than was asked."""
+        if full:
+            self._last_end = self.clock()
+            self._last_cost = self._last_end - began
+            self._owed = False
+        elif short:
+            self._owed = True
+        last: dict[int, int] = {}
+        for job in jobs:
+            last[job.priority] = job.position
+        # Down as well as up: after a full pass the next one goes on where it stopped.
+        self._marks.update(last)
+
+    def _full_pass_in(self, now: float) -> float:
+        pause = FULL_PASS_SHARE * self._last_cost
+        return self._last_end + (pause if self._owed else max(1.0, pause)) - now
+
+
+def claim(
+    queue: str,
+    limit: int,
+    *,
+    lease: float,
+    low_water: LowWater,
+    worker_id: int | None = None,
+    relaxed: bool = False,
+) -> Op[list[Job]]:
+    """Claim up to `limit` ready jobs under new leases of `lease` seconds; in the order in which they should run."""
+    taken: list[Job] = []
+    while len(taken) < limit:
+        spans = low_water.spans()
+        full = spans is None
+        wanted = limit - len(taken)
+        began = low_water.clock()
+        floors, ceilings, after = zip(*(spans or [(LOWEST, HIGHEST, START)]), strict=True)
+        rows = yield Step(
+            "job_claim",
+            {
+                "queue": queue,
+                "limit": wanted,
+                "lease": lease,
+                "worker_id": worker_id,
+                "relaxed": relaxed,
+                "floors": list(floors),
+                "ceilings": list(ceilings),
+                "after": list(after),
+            },
+        )
+        jobs = _jobs(queue, rows)
+        low_water.observe(jobs, full=full, short=len(jobs) < wanted, began=began)
+        taken.extend(jobs)
+        if full or low_water.spans() is not None:
+            break
+    return taken
+
+
+def _jobs(queue: str, rows: Rows) -> list[Job]:
+    jobs = [Job(row[0], queue, *row[1:]) for row in rows]
+    jobs.sort(key=_line)
+    return jobs
+
+
+def _line(job: Job) -> tuple[int, int]:
+    return (-job.priority, job.position)
+
+
+def extend(queue: str, pairs: Iterable[tuple[int, int]], *, lease: float) -> Op[set[int]]:
+    """Move the end of the leases of these (id, token) pairs; returns the ids that are still held."""
+    ids, tokens = zip(*pairs, strict=True)
+    rows = yield Step(
+        "lease_extend",
+        {"queue": queue, "lease": lease, "ids": list(ids), "tokens": list(tokens), "leases": sorted(set(tokens))},
+    )
+    return set(rows[0][0] or ())

@@ -1,0 +1,78 @@
+"""Enqueue: one job, or any number of jobs that differ in their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from pgqueue.ops import Op, Step
+
+CHUNK_JOBS = 5_000
+CHUNK_BYTES = 8 * 1024 * 1024
+Call = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """Everything about a job but its arguments, validated and encoded. `channel` None means: wake nobody."""
+
+    queue: str
+    task: str
+    priority: int
+    max_attempts: int
+    delay: float | None = None
+    run_at: datetime | None = None
+    timeout: float | None = None
+    retry: str | None = None
+    headers: str | None = None
+    channel: str | None = None
+
+    def params(self) -> dict[str, object]:
+        """The parameters that every enqueue statement shares."""
+        return {
+            "queue": self.queue,
+            "task": self.task,
+            "priority": self.priority,
+            "max_attempts": self.max_attempts,
+            "delay": 0.0 if self.delay is None else self.delay,
+            "run_at": self.run_at,
+            "timeout": self.timeout,
+            "retry": self.retry,
+            "headers": self.headers,
+            "channel": self.channel,
+        }
+
+
+def enqueue(envelope: Envelope, call: Call) -> Op[int]:
+    """Insert one job; returns its id."""
+    rows = yield Step("job_enqueue", {**envelope.params(), "args": call[0], "kwargs": call[1]})
+    return int(rows[0][0])
+
+
+def enqueue_many(envelope: Envelope, calls: Iterable[Call]) -> Op[list[int]]:
+    """Insert any number of jobs in chunks; returns their ids in the order of `calls`.
+
+    Takes from `calls` no more than a chunk at a time. All or nothing only where the caller runs it in a transaction.
+    """
+    ids: list[int] = []
+    shared = envelope.params()
+    for args, kwargs in _chunks(calls):
+        rows = yield Step("job_enqueue_many", {**shared, "args": args, "kwargs": kwargs})
+        ids.extend(rows[0][0])
+    return ids
+
+
+def _chunks(calls: Iterable[Call]) -> Iterator[tuple[list[str | None], list[str | None]]]:
+    args: list[str | None] = []
+    kwargs: list[str | None] = []
+    size = 0
+    for call in calls:
+        args.append(call[0])
+        kwargs.append(call[1])
+        size += len(call[0] or "") + len(call[1] or "")
+        if len(args) >= CHUNK_JOBS or size >= CHUNK_BYTES:
+            yield args, kwargs
+            args, kwargs, size = [], [], 0
+    if args:
+        yield args, kwargs

@@ -1,0 +1,65 @@
+"""Maintenance of one queue: rescue, adoption of orphans, promotion of due jobs, and the roll of the archive."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pgqueue.ops import Op, Step
+
+BATCH = 500
+HEAD = 10_000
+
+
+class Rescued(NamedTuple):
+    """What became of the jobs that lost workers held, by id."""
+
+    returned: list[int]
+    dead: list[int]
+    cancelled: list[int]
+
+
+def rescue(queue: str, *, archive: bool) -> Op[Rescued]:
+    """Take back what expired leases hold, until none is left."""
+    fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": []}
+    while True:
+        rows = yield Step("job_rescue", {"queue": queue, "limit": BATCH, "archive": archive})
+        for job_id, fate in rows:
+            fates[fate].append(job_id)
+        if not rows:
+            return Rescued(**fates)
+
+
+def adopt(queue: str) -> Op[list[int]]:
+    """Give orphans (running jobs without a lease row) an expired lease, so that the next rescue takes them back."""
+    rows = yield Step("job_adopt", {"queue": queue, "limit": HEAD})
+    return [job_id for (ids,) in rows for job_id in ids]
+
+
+def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
+    """Put due jobs into line, until none is left; returns their ids."""
+    promoted: list[int] = []
+    while True:
+        rows = yield Step("job_promote", {"queue": queue, "limit": BATCH, "channel": channel})
+        ids = rows[0][0] if rows else None
+        promoted.extend(ids or ())
+        if not ids or len(ids) < BATCH:
+            return promoted
+
+
+class Agenda(NamedTuple):
+    """`expired`: there is something to rescue. `due_in`: seconds until the next job is due, None when none waits."""
+
+    expired: bool
+    due_in: float | None
+
+
+def agenda(queue: str) -> Op[Agenda]:
+    """What this queue needs now and next, by the database's clock."""
+    rows = yield Step("queue_agenda", {"queue": queue})
+    return Agenda(*rows[0])
+
+
+def roll_archive(keep_days: float) -> Op[int]:
+    """Make the partitions of the next days and drop those past `keep_days`; returns how many changed."""
+    rows = yield Step("archive_roll", {"keep": keep_days * 86400.0})
+    return int(rows[0][0])

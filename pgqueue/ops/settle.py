@@ -1,0 +1,127 @@
+"""Settle: complete, retry, snooze, discard, dead-letter, release. All fenced by the token; all say whom they missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.job import Job
+from pgqueue.ops import Op, Step
+from pgqueue.outcome import Outcome, OutcomeKind
+
+Settlement = tuple[Job, Outcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleOptions:
+    """`archive`: keep finished jobs. `channel`: whom to wake for jobs that are ready again; None for nobody."""
+
+    archive: bool = True
+    channel: str | None = None
+
+
+def settle(
+    queue: str, settlements: Sequence[Settlement], *, finished: Iterable[int] = (), options: SettleOptions
+) -> Op[list[Job]]:
+    """Write the outcomes of jobs of one queue; returns the jobs whose token is no longer the current one.
+
+    `finished` are the tokens whose jobs the caller believes all settled with this call: their lease rows go, if that is
+    true. Completions come last, so that a lease goes together with its last jobs.
+    """
+    lost: list[Job] = []
+    leases = sorted(set(finished))
+    for part in _without_repeats(settlements):
+        for kind, write in _WRITES:
+            chosen = [pair for pair in part if pair[1].kind is kind]
+            if chosen:
+                params = {"queue": queue, **_pairs(chosen)}
+                rows = yield write(params, chosen, leases, options)
+                accepted = set(rows[0][0] or ()) if rows else set()
+                lost.extend(job for job, _ in chosen if job.id not in accepted)
+                if kind in (OutcomeKind.COMPLETED, OutcomeKind.DISCARD):
+                    leases = leases if kind is OutcomeKind.DISCARD else []
+    if leases:
+        yield Step("lease_free", {"queue": queue, "leases": leases})
+    return lost
+
+
+def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
+    """The statements compare id and token by place, so one id may stand in a statement once."""
+    parts: list[list[Settlement]] = []
+    seen: list[set[int]] = []
+    for pair in settlements:
+        for part, ids in zip(parts, seen, strict=True):
+            if pair[0].id not in ids:
+                part.append(pair)
+                ids.add(pair[0].id)
+                break
+        else:
+            parts.append([pair])
+            seen.append({pair[0].id})
+    return parts
+
+
+def _pairs(chosen: Sequence[Settlement]) -> dict[str, Any]:
+    return {"ids": [job.id for job, _ in chosen], "tokens": [job.token for job, _ in chosen]}
+
+
+def _complete(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+    state = "completed" if chosen[0][1].kind is OutcomeKind.COMPLETED else "discarded"
+    reasons = [outcome.reason for _, outcome in chosen]
+    return Step(
+        "job_complete", {**params, "archive": options.archive, "state": state, "reasons": reasons, "leases": leases}
+    )
+
+
+def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+    return Step(
+        "job_retry",
+        {
+            **params,
+            "delays": [outcome.delay for _, outcome in chosen],
+            "spent": [outcome.kind is OutcomeKind.RETRY for _, outcome in chosen],
+            "errors": [outcome.error_json for _, outcome in chosen],
+            "archive": options.archive,
+            "channel": options.channel,
+        },
+    )
+
+
+def _bury(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+    return Step(
+        "job_bury",
+        {
+            **params,
+            "reasons": [outcome.reason or "dead-lettered" for _, outcome in chosen],
+            "errors": [outcome.error_json for _, outcome in chosen],
+        },
+    )
+
+
+def _release(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+    return Step("job_release", {**params, "archive": options.archive, "channel": options.channel})
+
+
+_Write = Callable[[dict[str, Any], Sequence[Settlement], list[int], SettleOptions], Step]
+_WRITES: tuple[tuple[OutcomeKind, _Write], ...] = (
+    (OutcomeKind.RELEASE, _release),
+    (OutcomeKind.RETRY, _retry),
+    (OutcomeKind.SNOOZE, _retry),
+    (OutcomeKind.DEAD, _bury),
+    (OutcomeKind.DISCARD, _complete),
+    (OutcomeKind.COMPLETED, _complete),
+)
+
+
+def cancel(ids: Sequence[int], options: SettleOptions) -> Op[dict[int, str]]:
+    """Cancel live jobs: "cancelled" for those that waited, "requested" for those that run; unknown ids are left out."""
+    rows = yield Step("job_queues", {"ids": list(ids)})
+    by_queue: dict[str, list[int]] = {}
+    for job_id, queue in sorted(rows):
+        by_queue.setdefault(queue, []).append(job_id)
+    answer: dict[int, str] = {}
+    for queue, members in sorted(by_queue.items()):
+        rows = yield Step("job_cancel", {"queue": queue, "ids": members, "archive": options.archive})
+        answer.update({job_id: state for job_id, state in rows})
+    return answer

@@ -1,0 +1,112 @@
+"""What operators look at: queues, live jobs, workers; and the pause switch of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pgqueue.ops import Op, Step
+
+MOST = 100_000
+"""Counts stop here, so that looking never costs more than this many index entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    running: int
+    dead: int
+    paused_at: datetime | None
+    oldest_ready: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A row of the job table as an operator sees it."""
+
+    id: int
+    queue: str
+    task: str
+    state: str
+    priority: int
+    attempt: int
+    max_attempts: int
+    lost: int
+    run_at: datetime | None
+    created_at: datetime
+    cancel_requested: bool
+    args_json: str | None
+    kwargs_json: str | None
+    errors_json: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker's row; `silent` is the age of its last heartbeat in seconds, `held` what its leases list."""
+
+    id: int
+    name: str
+    hostname: str
+    pid: int
+    version: str
+    queues: list[str]
+    concurrency: int
+    lease_seconds: float
+    started_at: datetime
+    seen_at: datetime
+    silent: float
+    held: int
+
+
+def queue_names() -> Op[list[str]]:
+    """Every queue that holds something or has a setting."""
+    rows = yield Step("queue_names", {})
+    return [row[0] for row in rows]
+
+
+def status(queues: Sequence[str] | None = None) -> Op[list[QueueStatus]]:
+    """The counts of these queues, or of all."""
+    names = list(queues) if queues is not None else (yield from queue_names())
+    answer = []
+    for name in names:
+        rows = yield Step("queue_status", {"queue": name, "most": MOST})
+        answer.append(QueueStatus(name, *rows[0]))
+    return answer
+
+
+def jobs(
+    *, queue: str | None = None, task: str | None = None, state: str | None = None, ids: Sequence[int] | None = None,
+    limit: int = 50,
+) -> Op[list[LiveJob]]:
+    """Live jobs in the order of their ids."""
+    params = {"queue": queue, "task": task, "state": state, "ids": None if ids is None else list(ids), "limit": limit}
+    rows = yield Step("job_list", params)
+    return [LiveJob(*row) for row in rows]
+
+
+def workers() -> Op[list[WorkerStatus]]:
+    """Every worker that has a row."""
+    rows = yield Step("worker_list", {})
+    return [WorkerStatus(*row) for row in rows]
+
+
+def pause(queue: str) -> Op[None]:
+    """Stop claims from this queue, on all workers, until it is resumed."""
+    yield Step("queue_pause", {"queue": queue})
+
+
+def resume(queue: str, *, channel: str | None) -> Op[bool]:
+    """Let claims go on; False when the queue had no setting."""
+    rows = yield Step("queue_resume", {"queue": queue, "channel": channel})
+    return bool(rows)
+
+
+def drained(queue: str) -> Op[bool]:
+    """True when nothing is ready or running and no retry waits; a paused queue counts as drained."""
+    rows = yield Step("queue_drained", {"queue": queue})
+    return bool(rows[0][0])

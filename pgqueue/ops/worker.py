@@ -1,0 +1,56 @@
+"""A worker's own row, and the heartbeat of its leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pgqueue.ops import Op, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a worker's row says of it. `name` is only a label: the id is new at every start of a process."""
+
+    name: str
+    hostname: str
+    pid: int
+    version: str
+    queues: list[str]
+    concurrency: int
+    lease: float
+
+
+def register(identity: Identity) -> Op[int]:
+    """A new worker row; returns its id."""
+    rows = yield Step("worker_register", asdict(identity))
+    return int(rows[0][0])
+
+
+def beat(worker_id: int, identity: Identity) -> Op[None]:
+    """The worker lives; a row that was pruned comes back."""
+    yield Step("worker_beat", {"worker_id": worker_id, **asdict(identity)})
+
+
+def beat_leases(worker_id: int, queue: str, leases: Sequence[int], *, lease: float) -> Op[dict[int, list[int]]]:
+    """Extend leases of one queue; returns those that are still ours, each with the jobs whose cancellation was asked for."""
+    rows = yield Step(
+        "lease_beat", {"worker_id": worker_id, "queue": queue, "leases": list(leases), "lease": lease}
+    )
+    return {row[0]: row[1] or [] for row in rows}
+
+
+def leave(worker_id: int) -> Op[None]:
+    """The worker is gone of its own will."""
+    yield Step("worker_leave", {"worker_id": worker_id})
+
+
+def prune() -> Op[None]:
+    """Remove the rows of workers that were not seen for very long."""
+    yield Step("worker_prune", {})
+
+
+def schema_version() -> Op[str | None]:
+    """The revision of the schema, as the migrations left it."""
+    rows = yield Step("schema_version", {})
+    return str(rows[0][0]) if rows else None

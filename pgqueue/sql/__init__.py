@@ -1,0 +1,34 @@
+"""The statements: one ``-- name:`` block each in the .sql files beside this module; only the schema name is put in."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from types import MappingProxyType
+
+_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+FILES = ("enqueue.sql", "claim.sql", "settle.sql", "rescue.sql", "dead_letter.sql", "worker.sql", "status.sql")
+
+
+def _load() -> dict[str, str]:
+    statements: dict[str, str] = {}
+    for file in FILES:
+        text = (files(__package__) / file).read_text(encoding="utf-8")
+        for name, body in _BLOCK.findall(text):
+            if name in statements:
+                raise ValueError(f"two statements are named {name}")
+            # Comments stay in the file: on the wire they would cost bytes at every execution that is not prepared.
+            statements[name] = _COMMENT.sub("", body).strip()
+    return statements
+
+
+TEXTS: Mapping[str, str] = MappingProxyType(_load())
+
+
+@functools.cache
+def statements(schema: str) -> Mapping[str, bytes]:
+    """Every statement by name, ready to execute in `schema`."""
+    return MappingProxyType({name: text.replace("{schema}", f'"{schema}"').encode() for name, text in TEXTS.items()})

@@ -1,0 +1,53 @@
+-- name: job_claim
+-- Takes up to `limit` ready jobs of one queue, highest priority first, first come first served, under one new lease.
+-- spans: the low-water hints. Each span is a range of priorities and the position to start behind; dead rows before it
+--   are not visited. The nested loop over the spans stops at the outer LIMIT, so rows beyond it are never locked.
+-- MATERIALIZED and ARRAY(SELECT …): the lock is taken once, whatever the plan; without them a nested loop may run the
+--   inner select again and claim more than `limit`.
+-- NO KEY: does not conflict with the key-share locks of a host's foreign keys. SKIP LOCKED: claimers do not queue up.
+-- lease_id and attempt are in no index: the update stays on its page (HOT).
+-- relaxed: a lost claim is a redelivery, so it needs no fsync; set for this transaction only, and never in a caller's.
+WITH ready AS MATERIALIZED (
+    SELECT j.id
+    FROM unnest(%(floors)b::int2[], %(ceilings)b::int2[], %(after)b::int8[]) AS span(floor, ceiling, after)
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM {schema}.job
+        WHERE queue = %(queue)s::text AND position IS NOT NULL AND lease_id IS NULL
+          AND priority >= span.floor AND priority <= span.ceiling AND position > span.after
+        ORDER BY priority DESC, position
+        LIMIT %(limit)s::int8
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS j
+    WHERE NOT EXISTS (SELECT 1 FROM {schema}.queue WHERE name = %(queue)s::text AND paused_at IS NOT NULL)
+    LIMIT %(limit)s::int8
+), granted AS (
+    INSERT INTO {schema}.lease (queue, worker_id, job_ids, claimed_at, expires_at)
+    SELECT %(queue)s::text, %(worker_id)s::int8, ids, at, at + %(lease)s::float8 * interval '1 second'
+    FROM (SELECT array_agg(id) AS ids FROM ready) AS taken,
+         (SELECT clock_timestamp() AS at,
+                 CASE WHEN %(relaxed)s::bool THEN set_config('synchronous_commit', 'off', true) END AS relaxed) AS moment
+    WHERE ids IS NOT NULL
+    RETURNING id
+)
+UPDATE {schema}.job AS j
+SET lease_id = granted.id, attempt = j.attempt + 1
+FROM granted
+WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM ready))
+RETURNING j.id, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout, j.created_at,
+          j.args::text, j.kwargs::text, j.retry::text, j.headers::text
+
+-- name: lease_extend
+-- Says which of the given (id, token) pairs are still held, after moving the end of their leases. greatest(): a short
+-- extension must not take away time that a heartbeat gave.
+WITH extended AS (
+    UPDATE {schema}.lease
+    SET expires_at = greatest(expires_at, clock_timestamp() + %(lease)s::float8 * interval '1 second')
+    WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[])
+    RETURNING id
+)
+SELECT array_agg(id)
+FROM {schema}.job
+WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+  AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+  AND lease_id IN (SELECT id FROM extended)

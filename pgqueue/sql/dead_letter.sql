@@ -1,0 +1,58 @@
+-- name: dead_list
+-- Newest first. Every filter is optional.
+SELECT id, queue, task, args::text, kwargs::text, priority, attempt, max_attempts, lost, headers::text, errors::text,
+       created_at, reason, died_at
+FROM {schema}.dead_letter
+WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+  AND (%(task)s::text IS NULL OR task = %(task)s::text)
+  AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
+ORDER BY died_at DESC, id DESC
+LIMIT %(limit)s::int8
+
+-- name: dead_redrive
+-- Back into the queue under the same id, with all attempts anew and the history of errors kept, oldest first.
+WITH picked AS MATERIALIZED (
+    SELECT id, queue
+    FROM {schema}.dead_letter
+    WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+      AND (%(task)s::text IS NULL OR task = %(task)s::text)
+      AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
+    ORDER BY died_at, id
+    LIMIT %(limit)s::int8
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {schema}.dead_letter AS d USING picked WHERE d.id = picked.id AND d.queue = picked.queue RETURNING d.*
+), back AS (
+    INSERT INTO {schema}.job (
+        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, errors, created_at)
+    SELECT id, queue, task, args, kwargs, priority, nextval('{schema}.job_id_seq'), greatest(max_attempts, 1), timeout, retry,
+           headers, errors, created_at
+    FROM (SELECT * FROM gone ORDER BY died_at, id) AS sorted
+    RETURNING id, queue
+), told AS (
+    SELECT queue, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, queue) END AS sent
+    FROM (SELECT DISTINCT queue FROM back) AS queues
+)
+SELECT back.id FROM back JOIN told ON told.queue = back.queue ORDER BY back.id
+
+-- name: dead_purge
+-- For good. In batches, so that no purge is one long transaction.
+DELETE FROM {schema}.dead_letter AS d
+USING (
+    SELECT id, queue
+    FROM {schema}.dead_letter
+    WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+      AND (%(task)s::text IS NULL OR task = %(task)s::text)
+      AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
+      AND died_at <= clock_timestamp() - %(older_than)s::float8 * interval '1 second'
+    LIMIT %(limit)s::int8
+    FOR UPDATE SKIP LOCKED) AS picked
+WHERE d.id = picked.id AND d.queue = picked.queue
+RETURNING d.id
+
+-- name: dead_count
+SELECT count(*) FROM {schema}.dead_letter
+WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+  AND (%(task)s::text IS NULL OR task = %(task)s::text)
+  AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
+  AND died_at <= clock_timestamp() - %(older_than)s::float8 * interval '1 second'

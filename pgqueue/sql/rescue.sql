@@ -1,0 +1,112 @@
+-- name: job_rescue
+-- Takes back what expired leases still hold: into the same place in line, or into the dead letters after the last attempt.
+-- held: only jobs whose lease_id is still this lease's id; a lease may list jobs that are settled long ago. The lock waits
+--   for a settle under way and then looks again, so whoever was first has it.
+-- (SELECT clock_timestamp()): evaluated once, so that the index on expires_at can be used.
+-- SKIP LOCKED on the leases: two rescues share the work instead of queueing up; a heartbeat under way wins.
+WITH expired AS MATERIALIZED (
+    SELECT id, job_ids
+    FROM {schema}.lease
+    WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp())
+    ORDER BY expires_at
+    LIMIT %(limit)s::int8
+    FOR UPDATE SKIP LOCKED
+), held AS MATERIALIZED (
+    SELECT j.id, CASE WHEN j.cancel_requested THEN 'cancelled' WHEN j.attempt >= j.max_attempts THEN 'dead' ELSE 'returned' END AS fate
+    FROM {schema}.job AS j
+    JOIN (SELECT expired.id AS lease_id, unnest(job_ids) AS id FROM expired) AS e ON e.id = j.id AND e.lease_id = j.lease_id
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT unnest(job_ids) FROM expired))
+    ORDER BY j.id
+    FOR UPDATE OF j
+), back AS (
+    UPDATE {schema}.job
+    SET lease_id = NULL, lost = lost + 1,
+        errors = CASE WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE coalesce(errors, '[]') END
+            || jsonb_build_array(jsonb_build_object(
+                'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired', 'at', clock_timestamp()))
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM held WHERE fate = 'returned'))
+), gone AS (
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM held WHERE fate <> 'returned'))
+    RETURNING *
+), dead AS (
+    INSERT INTO {schema}.dead_letter (
+        id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers, errors, created_at,
+        reason, died_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, lost + 1, timeout, retry, headers,
+           CASE WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE coalesce(errors, '[]') END
+               || jsonb_build_array(jsonb_build_object(
+                   'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired',
+                   'at', clock_timestamp())),
+           created_at, 'worker lost', clock_timestamp()
+    FROM gone
+    WHERE NOT cancel_requested
+), kept AS (
+    INSERT INTO {schema}.archive (
+        id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost + 1, headers, errors, 'cancelled',
+           'cancelled while running, worker lost', created_at, clock_timestamp()
+    FROM gone
+    WHERE cancel_requested AND %(archive)s::bool
+), freed AS (
+    DELETE FROM {schema}.lease WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM expired))
+)
+SELECT id, fate FROM held
+
+-- name: job_adopt
+-- The repair for what no rule above can find: running jobs whose lease row is gone (deleted by hand, restored from a
+-- partial dump). They stand at the head of the line, so looking at its first rows is enough.
+WITH head AS MATERIALIZED (
+    SELECT id, lease_id
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND position IS NOT NULL
+    ORDER BY priority DESC, position
+    LIMIT %(limit)s::int8
+), orphan AS MATERIALIZED (
+    SELECT head.id, head.lease_id
+    FROM head
+    WHERE head.lease_id IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM {schema}.lease AS l WHERE l.id = head.lease_id AND l.queue = %(queue)s::text)
+)
+INSERT INTO {schema}.lease (id, queue, job_ids, claimed_at, expires_at)
+SELECT lease_id, %(queue)s::text, array_agg(id), clock_timestamp(), clock_timestamp()
+FROM orphan
+GROUP BY lease_id
+ON CONFLICT DO NOTHING
+RETURNING job_ids
+
+-- name: job_promote
+-- Puts due jobs at the end of their line, in the order of their due times.
+WITH due AS MATERIALIZED (
+    SELECT id, run_at
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND run_at IS NOT NULL AND run_at <= (SELECT clock_timestamp())
+    ORDER BY run_at
+    LIMIT %(limit)s::int8
+    FOR NO KEY UPDATE SKIP LOCKED
+), placed AS MATERIALIZED (
+    SELECT id, nextval('{schema}.job_id_seq') AS position FROM (SELECT id FROM due ORDER BY run_at, id) AS sorted
+), moved AS (
+    UPDATE {schema}.job AS j
+    SET position = placed.position, run_at = NULL
+    FROM placed
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM due)) AND j.id = placed.id
+    RETURNING j.id
+)
+SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+FROM moved
+
+-- name: queue_agenda
+-- Is there anything to rescue, and in how many seconds is the next job due (0 or less: now)? One cheap look per second
+-- instead of three statements that find nothing. Infinity is a job that somebody parked by hand.
+SELECT EXISTS (
+           SELECT 1 FROM {schema}.lease
+           WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp())),
+       (SELECT extract(epoch FROM run_at - clock_timestamp())::float8
+        FROM {schema}.job
+        WHERE queue = %(queue)s::text AND run_at IS NOT NULL AND run_at < 'infinity'
+        ORDER BY run_at
+        LIMIT 1)
+
+-- name: archive_roll
+SELECT {schema}.archive_roll(%(keep)s::float8 * interval '1 second')

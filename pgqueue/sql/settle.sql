@@ -1,0 +1,178 @@
+-- Every statement here is fenced: a row is touched only while its lease_id is the token that came with its id. The pair is
+-- compared position by position, since one caller may hold an old and a new token at once. ids are unique per statement.
+
+-- name: job_complete
+-- Removes finished jobs, keeps them in the archive if asked, and gives back the leases that hold nothing any more.
+-- leases: those whose jobs the caller believes all settled. The row goes only if that is true: each of its jobs is either
+--   removed here or no longer its own; a lease row that went too early would strand a running job for ever.
+-- SKIP LOCKED: a rescue holds a lease and waits for its jobs; waiting for the lease here would be a deadlock. A lease that
+--   is skipped expires and is rescued empty.
+WITH gone AS (
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+    RETURNING *
+), kept AS (
+    INSERT INTO {schema}.archive (
+        id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, %(state)s::text,
+           (%(reasons)b::text[])[array_position(%(ids)b::int8[], id)], created_at, clock_timestamp()
+    FROM gone
+    WHERE %(archive)s::bool
+), freed AS (
+    DELETE FROM {schema}.lease
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(
+        SELECT id
+        FROM {schema}.lease AS l
+        WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[])
+          AND (cardinality(job_ids) = (SELECT count(*) FROM gone WHERE gone.lease_id = l.id)
+               OR NOT EXISTS (
+                   SELECT 1
+                   FROM {schema}.job AS j
+                   WHERE j.queue = %(queue)s::text AND j.id = ANY (l.job_ids) AND j.lease_id = l.id
+                     AND j.id <> ALL (ARRAY(SELECT gone.id FROM gone))))
+        FOR UPDATE SKIP LOCKED))
+)
+SELECT array_agg(id) FROM gone
+
+-- name: lease_free
+-- The same for leases whose last jobs were settled by another statement.
+DELETE FROM {schema}.lease
+WHERE queue = %(queue)s::text AND id = ANY (ARRAY(
+    SELECT id
+    FROM {schema}.lease AS l
+    WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[])
+      AND NOT EXISTS (
+          SELECT 1 FROM {schema}.job AS j
+          WHERE j.queue = %(queue)s::text AND j.id = ANY (l.job_ids) AND j.lease_id = l.id)
+    FOR UPDATE SKIP LOCKED))
+RETURNING id
+
+-- name: job_retry
+-- Back into the queue after an attempt: at once at the end of the line, or when `delays` (seconds) have passed.
+-- spent: false gives the attempt back (snooze). At most ten errors are kept, the newest ones.
+-- A job whose cancellation was asked for while it ran is not tried again: it is archived as cancelled.
+WITH asked AS (
+    SELECT *
+    FROM unnest(%(ids)b::int8[], %(tokens)b::int8[], %(delays)b::float8[], %(spent)b::bool[], %(errors)b::text[])
+        AS a(id, token, delay, spent, error)
+), moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS at
+), gone AS (
+    DELETE FROM {schema}.job AS j
+    USING asked AS a
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (%(ids)b::int8[]) AND j.id = a.id AND j.lease_id = a.token
+      AND j.cancel_requested
+    RETURNING j.*
+), kept AS (
+    INSERT INTO {schema}.archive (
+        id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while running',
+           created_at, clock_timestamp()
+    FROM gone
+    WHERE %(archive)s::bool
+), back AS (
+    UPDATE {schema}.job AS j
+    SET lease_id = NULL,
+        attempt = CASE WHEN a.spent THEN j.attempt ELSE j.attempt - 1 END,
+        run_at = CASE WHEN a.delay > 0 THEN at + a.delay * interval '1 second' END,
+        position = CASE WHEN a.delay > 0 THEN NULL ELSE nextval('{schema}.job_id_seq') END,
+        errors = CASE WHEN a.error IS NULL THEN j.errors ELSE
+            CASE WHEN jsonb_array_length(j.errors) >= 10 THEN j.errors - 0 ELSE coalesce(j.errors, '[]') END
+            || jsonb_build_array(a.error::jsonb || jsonb_build_object('at', at)) END
+    FROM asked AS a, moment
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (%(ids)b::int8[]) AND j.id = a.id AND j.lease_id = a.token
+      AND NOT j.cancel_requested
+    RETURNING j.id
+)
+SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
+
+-- name: job_bury
+-- Into the dead letters, with the reason and the last error.
+WITH asked AS (
+    SELECT * FROM unnest(%(ids)b::int8[], %(tokens)b::int8[], %(reasons)b::text[], %(errors)b::text[])
+        AS a(id, token, reason, error)
+), gone AS (
+    DELETE FROM {schema}.job AS j
+    USING asked AS a
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (%(ids)b::int8[]) AND j.id = a.id AND j.lease_id = a.token
+    RETURNING j.*, a.reason, a.error
+), dead AS (
+    INSERT INTO {schema}.dead_letter (
+        id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers, errors, created_at,
+        reason, died_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers,
+           CASE WHEN error IS NULL THEN errors ELSE
+               CASE WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE coalesce(errors, '[]') END
+               || jsonb_build_array(error::jsonb || jsonb_build_object('at', clock_timestamp())) END,
+           created_at, reason, clock_timestamp()
+    FROM gone
+)
+SELECT array_agg(id) FROM gone
+
+-- name: job_release
+-- Given back unfinished: the attempt is not counted and the place in line is kept.
+WITH gone AS (
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)] AND cancel_requested
+    RETURNING *
+), kept AS (
+    INSERT INTO {schema}.archive (
+        id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while running',
+           created_at, clock_timestamp()
+    FROM gone
+    WHERE %(archive)s::bool
+), back AS (
+    UPDATE {schema}.job
+    SET lease_id = NULL, attempt = attempt - 1
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)] AND NOT cancel_requested
+    RETURNING id
+)
+SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
+
+-- name: job_queues
+-- Which queue holds each id: an operator knows ids, the other statements want one queue at a time.
+SELECT id, queue FROM {schema}.job WHERE id = ANY (%(ids)b::int8[])
+
+-- name: job_cancel
+-- A waiting job is archived as cancelled; a running one is marked, and its worker is told through the lease row.
+-- ORDER BY id under the lock: two cancellations of the same jobs take them in the same order.
+-- The lease is taken with SKIP LOCKED: a rescue holds it while it waits for a job that is locked here.
+WITH picked AS MATERIALIZED (
+    SELECT id, lease_id
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+    ORDER BY id
+    FOR UPDATE
+), gone AS (
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM picked WHERE lease_id IS NULL))
+    RETURNING *
+), kept AS (
+    INSERT INTO {schema}.archive (
+        id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while waiting',
+           created_at, clock_timestamp()
+    FROM gone
+    WHERE %(archive)s::bool
+), asked AS (
+    UPDATE {schema}.job
+    SET cancel_requested = true
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM picked WHERE lease_id IS NOT NULL))
+    RETURNING id, lease_id
+), told AS (
+    UPDATE {schema}.lease AS l
+    SET cancelled = array_cat(l.cancelled, a.ids)
+    FROM (SELECT lease_id, array_agg(id) AS ids FROM asked GROUP BY lease_id) AS a
+    WHERE l.queue = %(queue)s::text AND l.id = a.lease_id
+      AND l.id = ANY (ARRAY(
+          SELECT id FROM {schema}.lease
+          WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT lease_id FROM asked))
+          FOR NO KEY UPDATE SKIP LOCKED))
+)
+SELECT id, 'cancelled' FROM gone UNION ALL SELECT id, 'requested' FROM asked

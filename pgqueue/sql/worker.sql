@@ -1,0 +1,51 @@
+-- name: worker_register
+INSERT INTO {schema}.worker (name, hostname, pid, version, queues, concurrency, lease_seconds)
+VALUES (%(name)s::text, %(hostname)s::text, %(pid)s::int4, %(version)s::text, %(queues)s::text[], %(concurrency)s::int4,
+        %(lease)s::float8)
+RETURNING id
+
+-- name: worker_beat
+-- An upsert: a row that somebody pruned comes back under its old id. Leases do not depend on it.
+INSERT INTO {schema}.worker (id, name, hostname, pid, version, queues, concurrency, lease_seconds)
+VALUES (%(worker_id)s::int8, %(name)s::text, %(hostname)s::text, %(pid)s::int4, %(version)s::text, %(queues)s::text[],
+        %(concurrency)s::int4, %(lease)s::float8)
+ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()
+
+-- name: lease_beat
+-- Extends one row per claim, however many jobs it holds. A lease that does not come back is lost. The worker id is
+-- compared so that a heartbeat never touches a lease of somebody else, and no fsync is needed: a beat that is lost in a
+-- crash of the server is a lease that ends earlier.
+UPDATE {schema}.lease
+SET expires_at = clock_timestamp() + %(lease)s::float8 * interval '1 second'
+FROM (SELECT set_config('synchronous_commit', 'off', true)) AS relaxed
+WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[]) AND worker_id = %(worker_id)s::int8
+RETURNING id, cancelled
+
+-- name: worker_leave
+DELETE FROM {schema}.worker WHERE id = %(worker_id)s::int8
+
+-- name: worker_prune
+-- Rows of workers that were not seen for many times their lease: only a list for people, nothing is decided by it.
+DELETE FROM {schema}.worker
+WHERE id = ANY (ARRAY(
+    SELECT id FROM {schema}.worker
+    WHERE seen_at < clock_timestamp() - greatest(lease_seconds * 20, 3600) * interval '1 second'
+    LIMIT 100
+    FOR UPDATE SKIP LOCKED))
+
+-- name: worker_list
+SELECT w.id, w.name, w.hostname, w.pid, w.version, w.queues, w.concurrency, w.lease_seconds, w.started_at, w.seen_at,
+       extract(epoch FROM clock_timestamp() - w.seen_at)::float8,
+       (SELECT coalesce(sum(cardinality(job_ids)), 0) FROM {schema}.lease AS l WHERE l.worker_id = w.id)::int8
+FROM {schema}.worker AS w
+ORDER BY w.id
+
+-- name: queue_drained
+-- True when nothing is ready or running and no retry waits. Jobs that were enqueued for later do not count, nor does a
+-- paused queue.
+SELECT EXISTS (SELECT 1 FROM {schema}.queue WHERE name = %(queue)s::text AND paused_at IS NOT NULL)
+    OR NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND position IS NOT NULL)
+   AND NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND run_at < 'infinity' AND attempt > 0)
+
+-- name: schema_version
+SELECT version_num FROM {schema}.schema_version

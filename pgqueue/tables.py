@@ -1,0 +1,216 @@
+"""The tables as SQLAlchemy metadata: for queries in a host's own SQLAlchemy code, and to find drift.
+
+The migrations create the schema, this page only describes it; a test keeps the two equal. Nothing here imports Alembic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Sequence,
+    SmallInteger,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
+
+from pgqueue.config import validate_schema
+
+VERSION_TABLE = "schema_version"
+
+IncludeName = Callable[[str | None, str, Mapping[str, Any]], bool]
+
+_PARTITION = re.compile(r"archive_(rest|[0-9]{8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of one schema."""
+
+    job: Table
+    lease: Table
+    worker: Table
+    dead_letter: Table
+    archive: Table
+    queue: Table
+
+
+@cache
+def metadata_for(schema: str = "pgqueue") -> MetaData:
+    """The metadata of all tables in `schema`, the same object at every call; ConfigurationError for an unusable name.
+
+    It describes what the migrations made and is not meant for ``create_all``, which would know neither the function
+    that rolls the archive nor its partitions.
+    """
+    metadata = MetaData(schema=validate_schema(schema))
+    for define in (_job, _lease, _worker, _dead_letter, _archive, _queue):
+        define(metadata)
+    return metadata
+
+
+@cache
+def tables(schema: str = "pgqueue") -> Tables:
+    """The tables in `schema`; ConfigurationError for an unusable name."""
+    known = metadata_for(schema).tables
+    return Tables(**{name: known[f"{schema}.{name}"] for name in Tables.__dataclass_fields__})
+
+
+def is_partition(name: str) -> bool:
+    """Whether `name` is the name of a partition of the archive."""
+    return _PARTITION.fullmatch(name) is not None
+
+
+def exclude_from_autogenerate(schema: str = "pgqueue") -> IncludeName:
+    """An `include_name` for the env.py of a host's own Alembic: everything except what pgqueue keeps in `schema`.
+
+    With it, ``alembic revision --autogenerate`` of the host neither drops nor alters the tables of the queue, with and
+    without ``include_schemas``. In "public", which the host may share, only pgqueue's own names are left out.
+    """
+    ours = {table.name for table in metadata_for(schema).tables.values()} | {VERSION_TABLE}
+    shared = schema == "public"
+
+    def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any]) -> bool:
+        if type_ == "schema":
+            return shared or name != schema
+        # Alembic calls the default schema None; that is "public" unless the host's search_path says otherwise.
+        if parent_names.get("schema_name") != schema and not (shared and parent_names.get("schema_name") is None):
+            return True
+        table = name if type_ == "table" else parent_names.get("table_name")
+        return shared and table is not None and table not in ours and not is_partition(table)
+
+    return include_name
+
+
+def _name(name: str) -> Column[Any]:
+    """A column that identifies or is looked up: compared byte by byte, whatever the collation of the database."""
+    return Column(name, Text(collation="C"), nullable=False)
+
+
+def _time(name: str, *, nullable: bool = False, now: bool = False) -> Column[Any]:
+    default = text("clock_timestamp()") if now else None
+    return Column(name, DateTime(timezone=True), nullable=nullable, server_default=default)
+
+
+def _call() -> list[Column[Any]]:
+    """What is to be called; the payload is json, not jsonb, so that what was enqueued comes back byte for byte."""
+    return [Column("task", Text, nullable=False), Column("args", JSON), Column("kwargs", JSON)]
+
+
+def _job(metadata: MetaData) -> None:
+    sequence = Sequence("job_id_seq", data_type=BigInteger, schema=metadata.schema, metadata=metadata)
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, sequence, server_default=sequence.next_value(), nullable=False),
+        _name("queue"),
+        *_call(),
+        Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+        Column("position", BigInteger, server_default=sequence.next_value()),
+        _time("run_at", nullable=True),
+        Column("attempt", Integer, nullable=False, server_default=text("0")),
+        Column("max_attempts", Integer, nullable=False, server_default=text("20")),
+        Column("lost", Integer, nullable=False, server_default=text("0")),
+        Column("lease_id", BigInteger),
+        Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),
+        Column("timeout", Double),
+        Column("retry", JSON),
+        Column("headers", JSON),
+        Column("errors", JSONB),
+        _time("created_at", now=True),
+    ]
+    job = Table("job", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="job_pkey"))
+    claimable = job.c.position.is_not(None)
+    Index("job_claim", job.c.queue, job.c.priority.desc(), job.c.position, postgresql_where=claimable)
+    Index("job_due", job.c.queue, job.c.run_at, postgresql_where=job.c.run_at.is_not(None))
+
+
+def _lease(metadata: MetaData) -> None:
+    Sequence("lease_tie_seq", data_type=BigInteger, schema=metadata.schema, metadata=metadata)
+    tie = f"nextval('\"{metadata.schema}\".lease_tie_seq')"
+    token = text(f"((extract(epoch FROM clock_timestamp()) * 1000000)::bigint << 9) | ({tie} & 511)")
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, server_default=token, autoincrement=False, nullable=False),
+        _name("queue"),
+        Column("worker_id", BigInteger),
+        Column("job_ids", ARRAY(BigInteger), nullable=False),
+        Column("cancelled", ARRAY(BigInteger)),
+        _time("claimed_at"),
+        _time("expires_at"),
+    ]
+    lease = Table("lease", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="lease_pkey"))
+    Index("lease_expiry", lease.c.queue, lease.c.expires_at)
+
+
+def _worker(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, Identity(), nullable=False),
+        Column("name", Text, nullable=False),
+        Column("hostname", Text, nullable=False),
+        Column("pid", Integer, nullable=False),
+        Column("version", Text, nullable=False),
+        Column("queues", ARRAY(Text), nullable=False),
+        Column("concurrency", Integer, nullable=False),
+        Column("lease_seconds", Double, nullable=False),
+        _time("started_at", now=True),
+        _time("seen_at", now=True),
+    ]
+    Table("worker", metadata, *columns, PrimaryKeyConstraint("id", name="worker_pkey"))
+
+
+def _dead_letter(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, autoincrement=False, nullable=False),
+        _name("queue"),
+        *_call(),
+        Column("priority", SmallInteger, nullable=False),
+        Column("attempt", Integer, nullable=False),
+        Column("max_attempts", Integer, nullable=False),
+        Column("lost", Integer, nullable=False),
+        Column("timeout", Double),
+        Column("retry", JSON),
+        Column("headers", JSON),
+        Column("errors", JSONB),
+        _time("created_at"),
+        Column("reason", Text, nullable=False),
+        _time("died_at", now=True),
+    ]
+    dead = Table("dead_letter", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="dead_letter_pkey"))
+    Index("dead_letter_age", dead.c.queue, dead.c.died_at)
+
+
+def _archive(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, autoincrement=False, nullable=False),
+        _name("queue"),
+        *_call(),
+        Column("priority", SmallInteger, nullable=False),
+        Column("attempt", Integer, nullable=False),
+        Column("lost", Integer, nullable=False),
+        Column("headers", JSON),
+        Column("errors", JSONB),
+        _name("state"),
+        Column("reason", Text),
+        _time("created_at"),
+        _time("finished_at"),
+    ]
+    key = PrimaryKeyConstraint("id", "queue", "finished_at", name="archive_pkey")
+    Table("archive", metadata, *columns, key, postgresql_partition_by="RANGE (finished_at)")
+
+
+def _queue(metadata: MetaData) -> None:
+    key = PrimaryKeyConstraint("name", name="queue_pkey")
+    Table("queue", metadata, _name("name"), _time("paused_at", nullable=True), key)

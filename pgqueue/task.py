@@ -1,0 +1,182 @@
+"""Tasks: functions that can be enqueued, and the registry in which a worker looks their names up."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from pgqueue import retry as retry_policies
+from pgqueue.config import validate_count, validate_name, validate_priority, validate_seconds
+from pgqueue.errors import ArgumentsDoNotBind, ConfigurationError, DuplicateTask, UnknownTask
+from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+RESERVED = "using"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What a job is enqueued with. Given at the decorator, changed for single calls with `task.options(…)`.
+
+    `priority`: -100 to 100, higher runs first. `max_attempts`: the total number of runs. `delay`: seconds or a timedelta.
+    `run_at`: an aware datetime. `timeout`: seconds after which an `async def` is cancelled and a plain function sees
+    `current_job().cancelled`. `retry`: the policy for the time between attempts. `headers`: a JSON object beside the
+    arguments. ConfigurationError names the option that is wrong.
+    """
+
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    retry: Policy = DEFAULT_POLICY
+    timeout: float | None = None
+    delay: float | timedelta | None = None
+    run_at: datetime | None = None
+    headers: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        validate_name("queue", self.queue)
+        validate_priority(self.priority)
+        validate_count("max_attempts", self.max_attempts)
+        if self.timeout is not None:
+            validate_seconds("timeout", self.timeout, least=0.001)
+        if not isinstance(self.retry, Policy):
+            raise ConfigurationError(f"retry must be one of pgqueue's policies, such as Exponential(), not {self.retry!r}")
+        if self.delay is not None and self.run_at is not None:
+            raise ConfigurationError("give delay or run_at, not both")
+        if self.delay is not None:
+            validate_seconds("delay", self.delay_seconds)
+        if self.run_at is not None and (not isinstance(self.run_at, datetime) or self.run_at.utcoffset() is None):
+            raise ConfigurationError("run_at must be a datetime with a time zone: a naive one means another time elsewhere")
+        if self.headers is not None and not isinstance(self.headers, Mapping):
+            raise ConfigurationError("headers must be a mapping")
+
+    @property
+    def delay_seconds(self) -> float | None:
+        """The delay in seconds, whichever way it was given."""
+        return self.delay.total_seconds() if isinstance(self.delay, timedelta) else self.delay
+
+    def changed(self, changes: Mapping[str, Any]) -> TaskOptions:
+        """These options with `changes`; ConfigurationError names an unknown one and a near match."""
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+                raise ConfigurationError(f"unknown task option {name!r}{hint}")
+        return dataclasses.replace(self, **changes)
+
+
+class BaseTask(Generic[P, R]):
+    """A function with a name and options; calling it calls the function."""
+
+    def __init__(self, function: Callable[P, R], name: str, options: TaskOptions) -> None:
+        self.function = function
+        self.name = name
+        self.defaults = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
+        self._signature = inspect.signature(function)
+        if RESERVED in self._signature.parameters:
+            raise ConfigurationError(f"task {name}: a parameter may not be called {RESERVED!r}, enqueue needs that word")
+        self._arity = _plain_arity(self._signature)
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", name)
+        self.__wrapped__ = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now; nothing is enqueued."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} on queue {self.defaults.queue!r}>"
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """ArgumentsDoNotBind unless the function can be called with these."""
+        least, most = self._arity
+        if not kwargs and least <= len(args) <= most:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentsDoNotBind(f"task {self.name}{self._signature}: {error}") from None
+
+
+def _plain_arity(signature: inspect.Signature) -> tuple[int, int]:
+    """How many positional arguments bind for sure; an empty range where only `bind` can tell."""
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}:
+        return (1, 0)
+    required = sum(parameter.default is inspect.Parameter.empty for parameter in signature.parameters.values())
+    return (required, len(signature.parameters))
+
+
+def split_call(call: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """One element of `enqueue_many`: a tuple or list of positional arguments, or a mapping of keywords."""
+    if isinstance(call, (tuple, list)):
+        return call, {}
+    if isinstance(call, Mapping):
+        return (), call
+    raise ConfigurationError(
+        f"enqueue_many takes tuples of positional arguments or mappings of keywords, not {type(call).__name__}"
+    )
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """``module.qualname``; a script that runs as ``__main__`` gets the name under which a worker would import it."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(file).stem if file else "__main__"
+    return f"{module}.{function.__qualname__}"
+
+
+class Registry(Mapping[str, BaseTask[..., Any]]):
+    """Tasks by name. A worker runs nothing that is not in here: names from the database are looked up, never imported."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, BaseTask[..., Any]] = {}
+
+    def add(self, task: BaseTask[..., Any]) -> None:
+        """Register; DuplicateTask when another function has the name (the same one again, after a reload, replaces it)."""
+        validate_name("task", task.name)
+        known = self._tasks.get(task.name)
+        if known is not None and _place(known.function) != _place(task.function):
+            raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them name=…")
+        self._tasks[task.name] = task
+
+    def find(self, name: str) -> BaseTask[..., Any]:
+        """The task of that name; UnknownTask names near matches."""
+        try:
+            return self._tasks[name]
+        except KeyError:
+            near = difflib.get_close_matches(name, self._tasks, n=3)
+            hint = f"; similar: {', '.join(near)}" if near else ""
+            raise UnknownTask(f"no task named {name!r} is registered{hint}") from None
+
+    def queues(self) -> list[str]:
+        """The queues that registered tasks use."""
+        return sorted({task.defaults.queue for task in self._tasks.values()})
+
+    def __getitem__(self, name: str) -> BaseTask[..., Any]:
+        return self._tasks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
+
+
+Calls = Iterable[Sequence[Any] | Mapping[str, Any]]

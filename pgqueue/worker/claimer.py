@@ -1,0 +1,153 @@
+"""The claimer: keeps the runners fed, and hoards nothing."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from pgqueue.events import Bus, EventName
+from pgqueue.ops import claim as claim_ops
+from pgqueue.ops import status as status_ops
+from pgqueue.task import Registry
+from pgqueue.worker.coroutines import CoroutineRunner
+from pgqueue.worker.execution import RELEASED
+from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.link import Link
+from pgqueue.worker.loop import Loop
+from pgqueue.worker.options import WorkerOptions
+from pgqueue.worker.settler import Settler
+from pgqueue.worker.threads import ThreadRunner
+
+AHEAD = 0.05
+"""Seconds of work to hold in the buffer: more would take fast jobs from other workers, less would leave runners waiting."""
+MOST_AHEAD = 1000
+BACKLOG = 5000
+
+
+class Claimer(Loop):
+    """Claims what the runners will start within `AHEAD` seconds, judged from how long jobs have taken so far."""
+
+    name: ClassVar[str] = "claim"
+
+    def __init__(
+        self, link: Link, queues: Sequence[str], registry: Registry, ledger: Ledger, events: Bus, options: WorkerOptions,
+        worker_id: int, *, settler: Settler, drained: Callable[[], None], fatal: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__(events, fatal)
+        self.link = link
+        self.queues = queues
+        self.registry = registry
+        self.ledger = ledger
+        self.options = options
+        self.worker_id = worker_id
+        self.settler = settler
+        self.drained = drained
+        self.threads: ThreadRunner
+        self.coroutines: CoroutineRunner
+        self._wake = threading.Event()
+        self._hints = {queue: claim_ops.LowWater() for queue in queues}
+        self._seen = (0, 0.0)
+        self._average: float | None = None
+
+    def wake(self) -> None:
+        """Something may be claimable: look now."""
+        for hint in self._hints.values():
+            hint.notified()
+        self._wake.set()
+
+    def hungry(self) -> None:
+        """The buffer runs low: look now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the claim under way; what that brings is given back."""
+        super().stop()
+        self._wake.set()
+
+    def turn(self) -> None:
+        """One round over the queues, then wait for hunger, a notification or the poll."""
+        self._wake.clear()
+        room = self._room()
+        taken = 0
+        for queue in self.queues:
+            if taken < room and not self.stopping.is_set():
+                taken += self._claim(queue, room - taken)
+        if self.stopping.is_set() or (taken and taken == room and self._room() > 0):
+            return
+        if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
+            self.drained()
+        self._wake.wait(self._pause(room))
+
+    def finish(self) -> None:
+        """Close the connection."""
+        self.link.close()
+
+    def _pause(self, room: int) -> float:
+        pause = self.options.poll * random.uniform(0.8, 1.2)
+        owed = [seconds for hint in self._hints.values() if (seconds := hint.owed_in()) is not None]
+        if room > 0 and owed:
+            pause = min(pause, max(0.001, *owed)) if len(owed) == 1 else min(pause, max(0.001, min(owed)))
+        return pause
+
+    def _room(self) -> int:
+        if self.settler.backlog() > BACKLOG:
+            return 0
+        waiting = self.threads.buffer.qsize() + self.coroutines.waiting()
+        running = self.threads.running() + self.coroutines.running()
+        return max(0, self.options.concurrency + self._ahead() - waiting - running)
+
+    def _ahead(self) -> int:
+        """How many jobs to hold beyond those that run."""
+        count, spent = self.threads.clocked()
+        count, spent = count + self.coroutines.count, spent + self.coroutines.seconds
+        new = count - self._seen[0]
+        if new > 0:
+            latest = (spent - self._seen[1]) / new
+            self._average = latest if self._average is None else 0.7 * self._average + 0.3 * latest
+            self._seen = (count, spent)
+        if self._average is None:
+            return 0
+        ahead = int(min(MOST_AHEAD, self.options.concurrency * AHEAD / max(self._average, 1e-6)))
+        self.threads.low_mark = self.coroutines.low_mark = ahead // 2
+        return ahead
+
+    def _claim(self, queue: str, room: int) -> int:
+        sent = time.monotonic()
+        jobs = self.link.run(
+            claim_ops.claim(
+                queue, min(room, MOST_AHEAD), lease=self.options.lease, low_water=self._hints[queue],
+                worker_id=self.worker_id, relaxed=True,
+            )
+        )
+        if not jobs:
+            return 0
+        held = self.ledger.add(jobs, sent + self.options.lease)
+        self.events.emit(EventName.JOBS_CLAIMED, queue=queue, ids=[job.id for job in jobs])
+        if self.stopping.is_set():
+            self._give_back(held)
+        else:
+            self._hand_over(held)
+        return len(jobs)
+
+    def _give_back(self, helds: Sequence[Held]) -> None:
+        for held in helds:
+            if self.ledger.take(held):
+                self.settler.submit(held, RELEASED)
+
+    def _hand_over(self, helds: Sequence[Held]) -> None:
+        asynchronous = []
+        for held in helds:
+            task = self.registry.get(held.job.task)
+            if task is not None and task.is_async:
+                asynchronous.append(held)
+            else:
+                # An unknown task too: the runner records it against that job alone.
+                self.threads.buffer.put(held)
+        if asynchronous:
+            self.coroutines.submit(asynchronous)
+
+    def _all_drained(self) -> bool:
+        return all(self.link.run(status_ops.drained(queue)) for queue in self.queues)

@@ -1,0 +1,142 @@
+"""One event loop in one thread for `async def` tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pgqueue.current import CurrentJob, enter
+from pgqueue.events import Bus, EventName
+from pgqueue.outcome import Outcome
+from pgqueue.task import Registry
+from pgqueue.worker.execution import Finish, judge, prepare, report
+from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.threads import Extend
+
+
+class CoroutineRunner:
+    """At most `concurrency` jobs at once; each in a task and context of its own, so that it can be cancelled alone."""
+
+    def __init__(
+        self, registry: Registry, ledger: Ledger, events: Bus, *, concurrency: int, finish: Finish, extend: Extend,
+        hungry: Callable[[], None],
+    ) -> None:
+        self.registry = registry
+        self.ledger = ledger
+        self.events = events
+        self.concurrency = concurrency
+        self.finish = finish
+        self.extend = extend
+        self.hungry = hungry
+        self.low_mark = 0
+        self.count = 0
+        self.seconds = 0.0
+        self._waiting: deque[Held] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="pgqueue-event-loop", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and its loop."""
+        self._thread.start()
+
+    def submit(self, helds: Sequence[Held]) -> None:
+        """Hand jobs over, from any thread."""
+        self._loop.call_soon_threadsafe(self._accept, helds)
+
+    def cancel(self, held: Held) -> None:
+        """Cancel the asyncio task of a running job, from any thread."""
+        task = held.stop
+        if isinstance(task, asyncio.Task):
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def running(self) -> int:
+        """How many jobs run now."""
+        return len(self._running)
+
+    def waiting(self) -> int:
+        """How many jobs wait in the buffer."""
+        return len(self._waiting)
+
+    def idle(self) -> bool:
+        """True when nothing runs and nothing waits."""
+        return not self._running and not self._waiting
+
+    def stop(self) -> None:
+        """Cancel what runs and end the loop."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(asyncio.wait_for(self._loop.shutdown_asyncgens(), 1.0))
+        finally:
+            self._loop.close()
+
+    def _end(self) -> None:
+        for task in self._running:
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)
+
+    def _accept(self, helds: Sequence[Held]) -> None:
+        self._waiting.extend(helds)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self.concurrency:
+            held = self._waiting.popleft()
+            task = self._loop.create_task(self._job(held), context=contextvars.copy_context())
+            held.stop = task
+            self._running.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._fill()
+        if len(self._waiting) <= self.low_mark:
+            self.hungry()
+
+    async def _job(self, held: Held) -> None:
+        current = CurrentJob(held.job, self.extend)
+        if not self.ledger.begin(held, current):
+            return
+        if self.events:
+            self.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
+        began = time.monotonic()
+        outcome, error = await self._call(held, current)
+        self.count += 1
+        self.seconds += time.monotonic() - began
+        if self.ledger.take(held):
+            report(self.events, held, outcome, error)
+            self.finish(held, outcome)
+
+    async def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
+        prepared = False
+        try:
+            task, args, kwargs = prepare(self.registry, held.job)
+            prepared = True
+            enter(current)
+            await self._limited(task.function(*args, **kwargs), held.job.timeout)
+        except BaseException as error:  # SystemExit would end the loop and every job in it
+            return judge(held, error, prepared=prepared), error
+        return judge(held, None, prepared=True), None
+
+    @staticmethod
+    async def _limited(work: Any, timeout: float | None) -> None:
+        if timeout is None:
+            await work
+            return
+        async with asyncio.timeout(timeout):
+            await work

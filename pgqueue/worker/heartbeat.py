@@ -1,0 +1,74 @@
+"""The heartbeat: its own thread, its own connection, nothing shared with the work. It renews leases and learns of losses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from pgqueue.events import Bus, EventName
+from pgqueue.ops import worker as worker_ops
+from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.link import Link
+from pgqueue.worker.loop import Loop
+from pgqueue.worker.options import WorkerOptions
+
+
+class Heartbeat(Loop):
+    """Beats every third of the lease; between beats it watches for leases that ran out unrenewed."""
+
+    name: ClassVar[str] = "heartbeat"
+
+    def __init__(
+        self, link: Link, ledger: Ledger, events: Bus, options: WorkerOptions, worker_id: int,
+        identity: worker_ops.Identity, *, tell: Callable[[Held], None], fatal: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__(events, fatal)
+        self.link = link
+        self.ledger = ledger
+        self.options = options
+        self.worker_id = worker_id
+        self.identity = identity
+        self.tell = tell
+        self._next = 0.0
+
+    def turn(self) -> None:
+        """Beat if it is time; then wait a little."""
+        self._fence()
+        if time.monotonic() >= self._next:
+            self._beat()
+            self._next = time.monotonic() + self.options.beat_every
+        self.stopping.wait(min(0.5, self.options.beat_every, max(0.01, self._next - time.monotonic())))
+
+    def give_up(self) -> None:
+        """A beat failed: until the deadline that means "unknown", not "lost"."""
+        self._fence()
+
+    def finish(self) -> None:
+        """Close the connection."""
+        self.link.close()
+
+    def _fence(self) -> None:
+        # Not renewed for a whole lease: by the database's clock somebody else may own these jobs now.
+        self._lose(self.ledger.expired(time.monotonic()), "not renewed in time")
+
+    def _beat(self) -> None:
+        for queue, tokens in self.ledger.tokens().items():
+            sent = time.monotonic()
+            ours = self.link.run(worker_ops.beat_leases(self.worker_id, queue, tokens, lease=self.options.lease))
+            self.ledger.renew(ours, sent + self.options.lease)
+            self._lose([token for token in tokens if token not in ours], "taken by a rescue")
+            for token, ids in ours.items():
+                for held in self.ledger.request_cancel(token, ids) if ids else ():
+                    self.events.emit(EventName.JOB_CANCEL_REQUESTED, id=held.job.id, queue=queue)
+                    self.tell(held)
+        self.link.run(worker_ops.beat(self.worker_id, self.identity))
+
+    def _lose(self, tokens: Sequence[int], why: str) -> None:
+        lost = self.ledger.lose(tokens) if tokens else []
+        for held in lost:
+            if held.current is not None:
+                held.current.cancel()
+            self.tell(held)
+        if lost:
+            self.events.emit(EventName.LEASE_LOST, ids=[held.job.id for held in lost], during=why)

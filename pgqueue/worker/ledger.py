@@ -1,0 +1,170 @@
+"""What this worker holds: every claimed job until its outcome is written, and the lease that covers it.
+
+The only state that the loops share. A job leaves it exactly once: whoever takes it first (a runner with an outcome, the
+shutdown with a release, the heartbeat that lost its lease) decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from pgqueue.current import CurrentJob
+from pgqueue.job import Job
+
+
+class Phase(enum.Enum):
+    """Where a held job is: from WAITING and RUNNING somebody takes it; SETTLING means its outcome is on the way."""
+
+    WAITING = 1
+    RUNNING = 2
+    SETTLING = 3
+    LOST = 4
+
+
+class Lease:
+    """One claim. `deadline` is on the monotonic clock, counted from the moment the claim or renewal was sent."""
+
+    __slots__ = ("deadline", "held", "queue", "token")
+
+    def __init__(self, token: int, queue: str, deadline: float) -> None:
+        self.token = token
+        self.queue = queue
+        self.deadline = deadline
+        self.held: dict[int, Held] = {}
+
+
+class Held:
+    """One claimed job."""
+
+    __slots__ = ("cancel_requested", "current", "job", "lease", "phase", "stop")
+
+    def __init__(self, job: Job, lease: Lease) -> None:
+        self.job = job
+        self.lease = lease
+        self.phase = Phase.WAITING
+        self.current: CurrentJob | None = None
+        self.stop: object | None = None
+        self.cancel_requested = False
+
+
+class Ledger:
+    """Thread-safe. All methods are short; none touches the database."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leases: dict[int, Lease] = {}
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(lease.held) for lease in self._leases.values())
+
+    def add(self, jobs: Sequence[Job], deadline: float) -> list[Held]:
+        """Take in what a claim brought."""
+        held = []
+        with self._lock:
+            for job in jobs:
+                lease = self._leases.get(job.token)
+                if lease is None:
+                    lease = self._leases[job.token] = Lease(job.token, job.queue, deadline)
+                entry = lease.held[job.id] = Held(job, lease)
+                held.append(entry)
+        return held
+
+    def begin(self, held: Held, current: CurrentJob) -> bool:
+        """A runner starts this job; False when it was lost, released or has outlived its lease in the buffer."""
+        with self._lock:
+            if held.phase is not Phase.WAITING or time.monotonic() >= held.lease.deadline:
+                return False
+            held.phase = Phase.RUNNING
+            held.current = current
+            if held.cancel_requested:
+                current.cancel()
+            return True
+
+    def take(self, held: Held) -> bool:
+        """Decide this job's outcome now; False when somebody else has."""
+        with self._lock:
+            if held.phase not in (Phase.WAITING, Phase.RUNNING):
+                return False
+            held.phase = Phase.SETTLING
+            return True
+
+    def take_all(self, *phases: Phase) -> list[Held]:
+        """The same for every job that is in one of these phases."""
+        with self._lock:
+            taken = [held for held in self._all() if held.phase in phases]
+            for held in taken:
+                held.phase = Phase.SETTLING
+            return taken
+
+    def finished(self, helds: Iterable[Held]) -> list[int]:
+        """The tokens whose last jobs these are, if all of them are written now. Changes nothing."""
+        counts: dict[int, int] = {}
+        with self._lock:
+            for held in helds:
+                counts[held.lease.token] = counts.get(held.lease.token, 0) + 1
+            return [
+                token for token, count in counts.items() if token in self._leases and len(self._leases[token].held) == count
+            ]
+
+    def remove(self, helds: Iterable[Held]) -> None:
+        """These are written, or lost: forget them."""
+        with self._lock:
+            for held in helds:
+                lease = held.lease
+                lease.held.pop(held.job.id, None)
+                if not lease.held:
+                    self._leases.pop(lease.token, None)
+
+    def tokens(self) -> dict[str, list[int]]:
+        """What the heartbeat must renew, by queue."""
+        by_queue: dict[str, list[int]] = {}
+        with self._lock:
+            for lease in self._leases.values():
+                by_queue.setdefault(lease.queue, []).append(lease.token)
+        return by_queue
+
+    def renew(self, tokens: Iterable[int], deadline: float) -> None:
+        """The database said that these leases are still ours."""
+        with self._lock:
+            for token in tokens:
+                if token in self._leases:
+                    self._leases[token].deadline = deadline
+
+    def lose(self, tokens: Iterable[int]) -> list[Held]:
+        """These leases are not ours any more; returns their jobs that were waiting or running.
+
+        Jobs whose outcome is on the way stay: their settle carries the token and finds out by itself.
+        """
+        lost = []
+        with self._lock:
+            for token in tokens:
+                lease = self._leases.get(token)
+                for held in list(lease.held.values()) if lease else ():
+                    if held.phase in (Phase.WAITING, Phase.RUNNING):
+                        held.phase = Phase.LOST
+                        lost.append(held)
+        self.remove(lost)
+        return lost
+
+    def expired(self, now: float) -> list[int]:
+        """Tokens of leases that could not be renewed in time."""
+        with self._lock:
+            return [lease.token for lease in self._leases.values() if lease.deadline <= now]
+
+    def request_cancel(self, token: int, ids: Iterable[int]) -> list[Held]:
+        """Cancellation was asked for; returns the jobs that did not know yet."""
+        with self._lock:
+            lease = self._leases.get(token)
+            news = [lease.held[i] for i in ids if i in lease.held and not lease.held[i].cancel_requested] if lease else []
+            for held in news:
+                held.cancel_requested = True
+                if held.current is not None:
+                    held.current.cancel()
+            return news
+
+    def _all(self) -> list[Held]:
+        return [held for lease in self._leases.values() for held in lease.held.values()]

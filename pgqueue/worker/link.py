@@ -1,0 +1,104 @@
+"""A control loop's own connection: reopened when it breaks, and cut when a round trip takes too long.
+
+libpq waits for an answer without end. The watchdog shuts the socket down when the deadline of a round trip has passed,
+which ends the wait with an error in the thread that waits; a frozen server or a silent firewall cannot hang a loop.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import psycopg
+
+from pgqueue.config import Settings
+from pgqueue.drivers.execute import SyncConnection, run
+from pgqueue.drivers.pool import connect_options, database_url, unavailable
+from pgqueue.ops import Op
+
+T = TypeVar("T")
+TICK = 0.25
+
+
+class Watchdog:
+    """One thread that watches the round trips of all links of a worker."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[float, int]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgqueue-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; a second call does nothing."""
+        self._stop.set()
+
+    @contextmanager
+    def watching(self, connection: SyncConnection, seconds: float) -> Iterator[None]:
+        """Cut `connection` unless the block ends within `seconds`."""
+        key = id(connection)
+        with self._lock:
+            self._watched[key] = (time.monotonic() + seconds, connection.fileno())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watched.pop(key, None)
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK):
+            now = time.monotonic()
+            with self._lock:
+                for key in [key for key, (deadline, _) in self._watched.items() if deadline < now]:
+                    # Under the lock the block has not ended, so the descriptor is still this connection's.
+                    self._cut(self._watched.pop(key)[1])
+
+    @staticmethod
+    def _cut(descriptor: int) -> None:
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+
+class Link:
+    """A connection that belongs to one thread."""
+
+    def __init__(self, settings: Settings, watchdog: Watchdog, deadline: float, *, url: str | None = None) -> None:
+        self.settings = settings
+        self.watchdog = watchdog
+        self.deadline = deadline
+        self._url = url
+        self._connection: SyncConnection | None = None
+
+    def connection(self) -> SyncConnection:
+        """The open connection, opened now if need be; DatabaseUnavailable when it cannot be."""
+        if self._connection is None or self._connection.closed:
+            url = self._url or database_url(self.settings)
+            with unavailable(self.settings):
+                self._connection = psycopg.connect(url, **connect_options(self.settings))
+        return self._connection
+
+    def run(self, op: Op[T]) -> T:
+        """Run one operation; the connection is given up after any error of it, since its state is not known then."""
+        connection = self.connection()
+        try:
+            with self.watchdog.watching(connection, self.deadline):
+                return run(connection, op, self.settings.schema)
+        except psycopg.Error:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; the next use opens a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error, OSError):
+                connection.close()

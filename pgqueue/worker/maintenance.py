@@ -1,0 +1,86 @@
+"""Maintenance, by every worker: whoever comes first takes the work, nobody is needed for it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from pgqueue.config import Settings
+from pgqueue.events import Bus, EventName
+from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import worker as worker_ops
+from pgqueue.worker.link import Link
+from pgqueue.worker.loop import Loop
+
+PERIOD = 1.0
+REPAIR_EVERY = 60.0
+ARCHIVE_EVERY = 3600.0
+
+
+class Maintenance(Loop):
+    """Rescue and promotion of the worker's queues about once a second, and earlier when a job is due; adoption of orphans,
+    old worker rows and the roll of the archive now and then."""
+
+    name: ClassVar[str] = "maintenance"
+
+    def __init__(
+        self, link: Link, queues: Sequence[str], settings: Settings, channel: str | None, events: Bus,
+        wake: Callable[[], None], fatal: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__(events, fatal)
+        self.link = link
+        self.queues = queues
+        self.settings = settings
+        self.channel = channel
+        self.wake = wake
+        self._repair_at = 0.0
+        self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
+
+    def turn(self) -> None:
+        """Look at every queue, then wait for the next due time or the period, whichever is first."""
+        pause = PERIOD * random.uniform(0.8, 1.0)
+        for queue in self.queues:
+            due_in = self._tend(queue)
+            if due_in is not None:
+                pause = min(pause, max(0.01, due_in))
+        self._now_and_then()
+        self.stopping.wait(pause)
+
+    def finish(self) -> None:
+        """Close the connection."""
+        self.link.close()
+
+    def _tend(self, queue: str) -> float | None:
+        agenda = self.link.run(rescue_ops.agenda(queue))
+        if agenda.expired:
+            self._rescue(queue)
+        if agenda.due_in is not None and agenda.due_in <= 0:
+            promoted = self.link.run(rescue_ops.promote(queue, channel=self.channel))
+            if promoted:
+                self.events.emit(EventName.JOBS_PROMOTED, queue=queue, count=len(promoted))
+                self.wake()
+            return self.link.run(rescue_ops.agenda(queue)).due_in
+        return agenda.due_in
+
+    def _rescue(self, queue: str) -> None:
+        rescued = self.link.run(rescue_ops.rescue(queue, archive=self.settings.archive))
+        if any(rescued):
+            self.events.emit(
+                EventName.JOBS_RESCUED, queue=queue, returned=rescued.returned, dead=rescued.dead, cancelled=rescued.cancelled
+            )
+            self.wake()
+
+    def _now_and_then(self) -> None:
+        now = time.monotonic()
+        if now >= self._repair_at:
+            self._repair_at = now + REPAIR_EVERY * random.uniform(0.8, 1.2)
+            for queue in self.queues:
+                adopted = self.link.run(rescue_ops.adopt(queue))
+                if adopted:
+                    self.events.emit(EventName.JOBS_ADOPTED, queue=queue, ids=adopted)
+            self.link.run(worker_ops.prune())
+        if now >= self._roll_at:
+            self._roll_at = now + ARCHIVE_EVERY * random.uniform(0.8, 1.2)
+            self.link.run(rescue_ops.roll_archive(self.settings.archive_days))

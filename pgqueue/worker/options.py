@@ -1,0 +1,53 @@
+"""What a worker is started with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pgqueue.config import validate_count, validate_name, validate_seconds
+from pgqueue.errors import ConfigurationError
+
+BEATS_PER_LEASE = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """`queues`: in the order in which they are served, None for those of the registered tasks. `concurrency`: threads for
+    plain functions, and as many `async def` jobs at once. `lease`, `heartbeat`, `grace`, `poll`: seconds; the heartbeat is
+    a third of the lease unless given, and never more than a third. `drain`: leave when the queues are empty.
+    """
+
+    queues: tuple[str, ...] | None = None
+    concurrency: int = 10
+    lease: float = 30.0
+    heartbeat: float | None = None
+    grace: float = 30.0
+    poll: float = 1.0
+    drain: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        for queue in self.queues or ():
+            validate_name("queue", queue)
+        validate_count("concurrency", self.concurrency, most=1000)
+        validate_seconds("lease", self.lease, least=1.0)
+        validate_seconds("grace", self.grace)
+        validate_seconds("poll", self.poll, least=0.05)
+        if self.heartbeat is not None:
+            validate_seconds("heartbeat", self.heartbeat, least=0.05)
+            if self.heartbeat > self.lease / BEATS_PER_LEASE:
+                raise ConfigurationError(
+                    f"heartbeat {self.heartbeat:g} s is too slow for a lease of {self.lease:g} s: "
+                    f"at most a third of it ({self.lease / BEATS_PER_LEASE:g} s), or live jobs are taken away"
+                )
+
+    @property
+    def beat_every(self) -> float:
+        """Seconds between heartbeats."""
+        return self.heartbeat if self.heartbeat is not None else self.lease / BEATS_PER_LEASE
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that one database round trip of a control loop may take: less than the lease, so that a hung socket is
+        noticed while there is still time to renew over another."""
+        return max(0.5, min(10.0, self.lease / BEATS_PER_LEASE))

@@ -1,0 +1,164 @@
+"""The settler: the only part of a worker that writes outcomes. In batches, fenced, until they are stored or surely lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import psycopg
+
+from pgqueue.errors import DatabaseUnavailable
+from pgqueue.events import Bus, EventName
+from pgqueue.failure import PLACEHOLDER
+from pgqueue.ops import settle as settle_ops
+from pgqueue.outcome import Outcome, OutcomeKind
+from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.link import Link
+from pgqueue.worker.loop import Loop
+
+BATCH = 1000
+WAIT = 0.5
+Pending = tuple[Held, Outcome]
+PASSING = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg.errors.ReadOnlySqlTransaction)
+
+
+class Settler(Loop):
+    """Takes outcomes from any thread. While the database is away they wait here; the heartbeat keeps their leases."""
+
+    name: ClassVar[str] = "settle"
+
+    def __init__(
+        self, link: Link, ledger: Ledger, events: Bus, options: settle_ops.SettleOptions,
+        fatal: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__(events, fatal)
+        self.link = link
+        self.ledger = ledger
+        self.options = options
+        self._inbox: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._batch: list[Pending] = []
+        self.settled = 0
+        self.empty = threading.Event()
+
+    def submit(self, held: Held, outcome: Outcome) -> None:
+        """Have this outcome written."""
+        self._inbox.put((held, outcome))
+
+    def backlog(self) -> int:
+        """How many outcomes wait: claims stop when it grows."""
+        return self._inbox.qsize() + len(self._batch)
+
+    def stop(self) -> None:
+        """End once everything submitted is written."""
+        super().stop()
+        self._inbox.put(None)
+
+    def turn(self) -> None:
+        """Collect a batch and write it. A batch that failed is kept for the next turn."""
+        if not self._batch:
+            self._collect()
+        self._drop_expired()
+        while self._batch:
+            self._write_first_queue()
+
+    def give_up(self) -> None:
+        """The connection is closed by the link; the batch stays."""
+
+    def flush(self, seconds: float) -> bool:
+        """Called after `join`: what is still unwritten is tried again until `seconds` have passed."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                while self._batch or self._inbox.qsize():
+                    self.turn()
+                return True
+            except PASSING:
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(0.1)
+
+    def _collect(self) -> None:
+        try:
+            first = self._inbox.get(timeout=WAIT)
+            while first is not None:
+                self._batch.append(first)
+                if len(self._batch) >= BATCH:
+                    return
+                first = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        dropped = [held for held, _ in self._batch if held.lease.deadline < now]
+        if dropped:
+            # Not renewed for the whole lease: by the database's clock somebody else may own these by now.
+            self._batch = [pair for pair in self._batch if pair[0].lease.deadline >= now]
+            self.ledger.remove(dropped)
+            self.events.emit(EventName.SETTLE_ABANDONED, ids=[held.job.id for held in dropped])
+
+    def _write_first_queue(self) -> None:
+        name = self._batch[0][0].job.queue
+        chosen = [pair for pair in self._batch if pair[0].job.queue == name]
+        try:
+            self._write(name, chosen)
+        except PASSING:
+            raise
+        except psycopg.Error:
+            for pair in chosen:
+                self._write_alone(name, pair)
+        self._batch = [pair for pair in self._batch if pair[0].job.queue != name]
+
+    def _write_alone(self, name: str, pair: Pending) -> None:
+        """One outcome that may not be storable: as it is, then without its text, then not at all."""
+        held, outcome = pair
+        for attempt in (outcome, _without_text(held, outcome)):
+            try:
+                self._write(name, [(held, attempt)])
+                return
+            except PASSING:
+                raise
+            except psycopg.Error:
+                continue
+        # The lease is renewed no more, so the job is rescued when it ends: counted, and in the end dead-lettered.
+        self.ledger.remove([held])
+        self.events.emit(EventName.SETTLE_ABANDONED, ids=[held.job.id])
+
+    def _write(self, name: str, chosen: Sequence[Pending]) -> None:
+        helds = [held for held, _ in chosen]
+        op = settle_ops.settle(
+            name,
+            [(held.job, outcome) for held, outcome in chosen],
+            finished=self.ledger.finished(helds),
+            options=self.options,
+        )
+        lost = self.link.run(op)
+        self.ledger.remove(helds)
+        self.settled += len(helds) - len(lost)
+        if self.events:
+            self._tell(name, chosen, {(job.id, job.token) for job in lost})
+        if lost:
+            self.events.emit(EventName.LEASE_LOST, ids=[job.id for job in lost], during="settle")
+
+    def _tell(self, name: str, chosen: Sequence[Pending], lost: set[tuple[int, int]]) -> None:
+        by_kind: dict[str, list[int]] = {}
+        for held, outcome in chosen:
+            if (held.job.id, held.job.token) not in lost:
+                by_kind.setdefault(outcome.kind.value, []).append(held.job.id)
+        for kind, ids in by_kind.items():
+            event = EventName.JOBS_RELEASED if kind == OutcomeKind.RELEASE.value else EventName.JOBS_SETTLED
+            self.events.emit(event, queue=name, outcome=kind, ids=ids, count=len(ids))
+
+
+def _without_text(held: Held, outcome: Outcome) -> Outcome:
+    if outcome.error_json is None:
+        return dataclasses.replace(outcome, reason=None)
+    return dataclasses.replace(
+        outcome, error_json=PLACEHOLDER.to_json(attempt=held.job.attempt), reason=PLACEHOLDER.summary
+    )
+
+

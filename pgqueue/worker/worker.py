@@ -1,0 +1,200 @@
+"""The worker: control loops on their own connections, runners for the work, and the order in which all of it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pgqueue.core import Core
+from pgqueue.errors import ConfigurationError, LeaseLost, SchemaError
+from pgqueue.events import EventName
+from pgqueue.job import Job
+from pgqueue.ops import claim as claim_ops
+from pgqueue.ops import worker as worker_ops
+from pgqueue.version import SCHEMA_REVISION, __version__
+from pgqueue.worker.claimer import Claimer
+from pgqueue.worker.coroutines import CoroutineRunner
+from pgqueue.worker.execution import RELEASED
+from pgqueue.worker.heartbeat import Heartbeat
+from pgqueue.worker.ledger import Held, Ledger, Phase
+from pgqueue.worker.link import Link, Watchdog
+from pgqueue.worker.listener import Listener
+from pgqueue.worker.loop import Loop
+from pgqueue.worker.maintenance import Maintenance
+from pgqueue.worker.options import WorkerOptions
+from pgqueue.worker.settler import Settler
+from pgqueue.worker.threads import ThreadRunner
+
+LAST_WRITES = 1.5
+"""Seconds after the end of the grace time for the last settles and releases."""
+
+
+class Worker:
+    """Runs the jobs of an application's tasks until it is stopped.
+
+    `run()` blocks and returns the exit status: 0 after a stop or a drain, 1 when a part of the worker broke for good.
+    `stop()` may be called from a signal handler and from any thread: the first call ends the worker gracefully, the
+    second at once (what runs is released, not lost).
+    """
+
+    def __init__(self, app: Core, options: WorkerOptions) -> None:
+        self.app = app
+        self.options = options
+        self.queues = list(options.queues) if options.queues else app.tasks.queues()
+        if not self.queues:
+            raise ConfigurationError("no queues to serve: the application registers no task, and --queues names none")
+        self.events = app.events
+        self.ledger = Ledger()
+        self.watchdog = Watchdog()
+        self.started = threading.Event()
+        self.exit_status = 0
+        self._stop = threading.Event()
+        self._now = threading.Event()
+        self._extend_lock = threading.Lock()
+        self._identity = self._describe()
+
+    def run(self) -> int:
+        """Work until stopped. DatabaseUnavailable or SchemaError when it cannot begin."""
+        self.watchdog.start()
+        self._control = self._link()
+        self._check_schema()
+        self.worker_id = self._control.run(worker_ops.register(self._identity))
+        self._build()
+        for part in (self.settler, self.heartbeat, self.threads, self.coroutines, *self._helpers, self.claimer):
+            part.start()
+        self.events.emit(
+            EventName.WORKER_STARTED, worker=self.worker_id, queues=self.queues, concurrency=self.options.concurrency
+        )
+        self.started.set()
+        self._stop.wait()
+        self._shut_down()
+        return self.exit_status
+
+    def stop(self) -> None:
+        """Graceful at the first call, at once at the second."""
+        if self._stop.is_set():
+            self._now.set()
+        self._stop.set()
+
+    # Building
+
+    def _describe(self) -> worker_ops.Identity:
+        hostname = socket.gethostname()
+        return worker_ops.Identity(
+            name=self.options.name or f"{hostname}:{os.getpid()}",
+            hostname=hostname,
+            pid=os.getpid(),
+            version=__version__,
+            queues=self.queues,
+            concurrency=self.options.concurrency,
+            lease=self.options.lease,
+        )
+
+    def _link(self, url: str | None = None) -> Link:
+        return Link(self.app.settings, self.watchdog, self.options.deadline, url=url)
+
+    def _check_schema(self) -> None:
+        found = self._control.run(worker_ops.schema_version())
+        if found != SCHEMA_REVISION:
+            raise SchemaError(
+                f"schema {self.app.settings.schema!r} is at revision {found}, this pgqueue {__version__} needs "
+                f"{SCHEMA_REVISION}: run `pgqueue migrate`, or upgrade the package if the schema is the newer one"
+            )
+
+    def _build(self) -> None:
+        app, options, events, fatal = self.app, self.options, self.events, self._fatal
+        self.settler = Settler(self._link(), self.ledger, events, app.settle_options, fatal)
+        self.claimer = Claimer(
+            self._link(), self.queues, app.tasks, self.ledger, events, options, self.worker_id,
+            settler=self.settler, drained=self.stop_once, fatal=fatal,
+        )
+        shared: dict[str, Any] = {
+            "concurrency": options.concurrency,
+            "finish": self.settler.submit,
+            "extend": self._extend,
+            "hungry": self.claimer.hungry,
+        }
+        self.threads = ThreadRunner(app.tasks, self.ledger, events, **shared)
+        self.coroutines = CoroutineRunner(app.tasks, self.ledger, events, **shared)
+        self.claimer.threads, self.claimer.coroutines = self.threads, self.coroutines
+        self.heartbeat = Heartbeat(
+            self._link(), self.ledger, events, options, self.worker_id, self._identity,
+            tell=self.coroutines.cancel, fatal=fatal,
+        )
+        self._helpers: list[Loop] = [
+            Maintenance(self._link(), self.queues, app.settings, app.channel, events, self.claimer.wake, fatal)
+        ]
+        if app.channel:
+            link = self._link(app.settings.listen_url)
+            self._helpers.append(Listener(link, app.channel, frozenset(self.queues), events, self.claimer.wake, fatal))
+
+    def stop_once(self) -> None:
+        """Begin the graceful end, unless it has begun."""
+        self._stop.set()
+
+    def _fatal(self, loop: str, error: BaseException) -> None:
+        self.exit_status = 1
+        self.stop_once()
+
+    def _extend(self, job: Job, seconds: float) -> None:
+        with self._extend_lock:
+            held = self._control.run(claim_ops.extend(job.queue, [(job.id, job.token)], lease=seconds))
+        if job.id not in held:
+            raise LeaseLost([job])
+
+    # The end: stop claiming, release what has not started, drain with heartbeats on, settle, deregister, close.
+
+    def _shut_down(self) -> None:
+        began = time.monotonic()
+        self.events.emit(EventName.WORKER_STOPPING, worker=self.worker_id, held=len(self.ledger))
+        self.claimer.stop()
+        for part in self._helpers:
+            part.stop()
+        self._release(Phase.WAITING)
+        self._wait_for_handlers(began + self.options.grace)
+        self.claimer.join(0.5)
+        self._release(Phase.WAITING, Phase.RUNNING)
+        self.settler.stop()
+        self.settler.join(LAST_WRITES)
+        self.threads.stop()
+        self.coroutines.stop()
+        self.coroutines.join(0.2)
+        self._last_writes()
+        self.events.emit(
+            EventName.WORKER_STOPPED, worker=self.worker_id, settled=self.settler.settled, seconds=time.monotonic() - began
+        )
+
+    def _release(self, *phases: Phase) -> None:
+        for held in self.ledger.take_all(*phases):
+            if held.current is not None:
+                held.current.cancel()
+            self.settler.submit(held, RELEASED)
+
+    def _wait_for_handlers(self, end: float) -> None:
+        """Until nothing is held any more, the grace time is over, or a second stop came. Late claims are given back by the
+        claimer itself."""
+        while len(self.ledger) and time.monotonic() < end and not self._now.is_set():
+            self._now.wait(0.02)
+
+    def _last_writes(self) -> None:
+        """Bounded: a server that does not answer must not keep the process from leaving; leases cover the rest."""
+        self.heartbeat.stop()
+        self._bounded(lambda: self._control.run(worker_ops.leave(self.worker_id)))
+        self.heartbeat.join(0.2)
+        self.watchdog.stop()
+
+    @staticmethod
+    def _bounded(work: Callable[[], object]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception:  # noqa: BLE001, S110: the row of a worker that left is pruned by others
+                pass
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        thread.join(0.5)
