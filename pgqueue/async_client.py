@@ -88,13 +88,20 @@ class AsyncPgQueue(Core):
             return await run_async(connection, op, self.settings.schema)
 
     async def enqueue(
-        self, task: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, using: Any = None,
+        self,
+        task: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        using: Any = None,
         **options: Any,
     ) -> int:
         """Enqueue by the name of a task, which another process may define; otherwise as Task.enqueue."""
         return await self.run(self.enqueue_named_op(task, args, kwargs or {}, options), using)
 
-    async def claim(self, queues: Sequence[str] | str, *, limit: int = 1, lease: float = 30.0, using: Any = None) -> list[Job]:
+    async def claim(
+        self, queues: Sequence[str] | str, *, limit: int = 1, lease: float = 30.0, using: Any = None
+    ) -> list[Job]:
         """Claim up to `limit` ready jobs, from the queues in their order, for `lease` seconds.
 
         What is not settled by then is taken back. Called often enough, it also rescues and promotes by itself. In a
@@ -144,22 +151,36 @@ class AsyncPgQueue(Core):
         return await self.run(dead_ops.dead_letters(Selection(queue=queue, task=task, ids=ids), limit=limit))
 
     async def redrive(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
-        limit: int | None = None, using: Any = None,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: Sequence[int] | None = None,
+        limit: int | None = None,
+        using: Any = None,
     ) -> list[int]:
         """Put dead letters back into their queues under their ids, with all attempts anew; returns the ids."""
         op = dead_ops.redrive(Selection(queue=queue, task=task, ids=ids), limit=limit, channel=self.channel)
         return await self.run(op, using)
 
     async def purge(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
-        older_than: float | timedelta = 0.0, using: Any = None,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: Sequence[int] | None = None,
+        older_than: float | timedelta = 0.0,
+        using: Any = None,
     ) -> int:
         """Delete dead letters for good, in batches; returns how many."""
         return await self.run(dead_ops.purge(Selection(queue=queue, task=task, ids=ids), older_than=older_than), using)
 
     async def count_dead_letters(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: Sequence[int] | None = None,
         older_than: float | timedelta = 0.0,
     ) -> int:
         """How many dead letters a redrive or purge of the same selection would concern."""
@@ -170,8 +191,13 @@ class AsyncPgQueue(Core):
         return await self.run(status_ops.status(queues))
 
     async def jobs(
-        self, *, queue: str | None = None, task: str | None = None, state: str | None = None,
-        ids: Sequence[int] | None = None, limit: int = 50,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        state: str | None = None,
+        ids: Sequence[int] | None = None,
+        limit: int = 50,
     ) -> list[LiveJob]:
         """Live jobs in the order of their ids; `state` is ready, scheduled or running."""
         return await self.run(status_ops.jobs(queue=queue, task=task, state=state, ids=ids, limit=limit))
@@ -195,5 +221,7 @@ class AsyncPgQueue(Core):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()

@@ -97,13 +97,20 @@ class PgQueue(Core):
             return run(connection, op, self.settings.schema)
 
     def enqueue(
-        self, task: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, using: Any = None,
+        self,
+        task: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        using: Any = None,
         **options: Any,
     ) -> int:
         """Enqueue by the name of a task, which another process may define; otherwise as Task.enqueue."""
         return self.run(self.enqueue_named_op(task, args, kwargs or {}, options), using)
 
-    def claim(self, queues: Sequence[str] | str, *, limit: int = 1, lease: float = 30.0, using: Any = None) -> list[Job]:
+    def claim(
+        self, queues: Sequence[str] | str, *, limit: int = 1, lease: float = 30.0, using: Any = None
+    ) -> list[Job]:
         """Claim up to `limit` ready jobs, from the queues in their order, for `lease` seconds.
 
         What is not settled by then is taken back. Called often enough, it also rescues and promotes by itself. In a
@@ -153,22 +160,36 @@ class PgQueue(Core):
         return self.run(dead_ops.dead_letters(Selection(queue=queue, task=task, ids=ids), limit=limit))
 
     def redrive(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
-        limit: int | None = None, using: Any = None,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: Sequence[int] | None = None,
+        limit: int | None = None,
+        using: Any = None,
     ) -> list[int]:
         """Put dead letters back into their queues under their ids, with all attempts anew; returns the ids."""
         op = dead_ops.redrive(Selection(queue=queue, task=task, ids=ids), limit=limit, channel=self.channel)
         return self.run(op, using)
 
     def purge(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
-        older_than: float | timedelta = 0.0, using: Any = None,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: Sequence[int] | None = None,
+        older_than: float | timedelta = 0.0,
+        using: Any = None,
     ) -> int:
         """Delete dead letters for good, in batches; returns how many."""
         return self.run(dead_ops.purge(Selection(queue=queue, task=task, ids=ids), older_than=older_than), using)
 
     def count_dead_letters(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: Sequence[int] | None = None,
         older_than: float | timedelta = 0.0,
     ) -> int:
         """How many dead letters a redrive or purge of the same selection would concern."""
@@ -179,8 +200,13 @@ class PgQueue(Core):
         return self.run(status_ops.status(queues))
 
     def jobs(
-        self, *, queue: str | None = None, task: str | None = None, state: str | None = None,
-        ids: Sequence[int] | None = None, limit: int = 50,
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        state: str | None = None,
+        ids: Sequence[int] | None = None,
+        limit: int = 50,
     ) -> list[LiveJob]:
         """Live jobs in the order of their ids; `state` is ready, scheduled or running."""
         return self.run(status_ops.jobs(queue=queue, task=task, state=state, ids=ids, limit=limit))
@@ -204,5 +230,7 @@ class PgQueue(Core):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

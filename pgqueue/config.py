@@ -40,7 +40,9 @@ def validate_name(kind: str, name: str) -> str:
 def validate_seconds(what: str, value: Any, *, least: float = 0.0) -> float:
     """Return `value` as float seconds; ConfigurationError unless it is a finite number between `least` and ten years."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= MAX_SECONDS:
-        raise ConfigurationError(f"{what} must be a number of seconds between {least:g} and {MAX_SECONDS:g}, not {value!r}")
+        raise ConfigurationError(
+            f"{what} must be a number of seconds between {least:g} and {MAX_SECONDS:g}, not {value!r}"
+        )
     return float(value)
 
 
@@ -116,7 +118,16 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _parse(variable: str, text: str, kind: type) -> Any:
     if kind is bool:
-        known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        known = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
         if text.lower() not in known:
             raise ConfigurationError(f"{variable} must be true or false")
         return known[text.lower()]

@@ -191,9 +191,7 @@ class Core:
         for queue, members in by_queue(jobs).items():
             # One id may come with an old and a new token; the statement compares by place.
             newest = {job.id: job for job in sorted(members, key=lambda job: job.token)}
-            held = yield from claim_ops.extend(
-                queue, [(job.id, job.token) for job in newest.values()], lease=lease
-            )
+            held = yield from claim_ops.extend(queue, [(job.id, job.token) for job in newest.values()], lease=lease)
             lost += [job for job in members if job.id not in held or newest[job.id].token != job.token]
         self._raise_lost(lost)
 
@@ -207,7 +205,9 @@ COMPLETED = Outcome(kind=OutcomeKind.COMPLETED)
 RELEASED = Outcome(kind=OutcomeKind.RELEASE)
 
 
-def failed(error: BaseException | str, delay: float | timedelta | None, random: Callable[[], float]) -> Callable[[Job], Outcome]:
+def failed(
+    error: BaseException | str, delay: float | timedelta | None, random: Callable[[], float]
+) -> Callable[[Job], Outcome]:
     """The outcome of a failed attempt: a retry by the job's own policy (or after `delay`), or the dead letters."""
     exception = error if isinstance(error, BaseException) else Failed(failure.clean(str(error), 2048))
     wait = None if delay is None else seconds("delay", delay)
@@ -236,4 +236,3 @@ def by_queue(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     for job in jobs:
         groups.setdefault(job.queue, []).append(job)
     return groups
-

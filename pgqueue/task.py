@@ -47,13 +47,17 @@ class TaskOptions:
         if self.timeout is not None:
             validate_seconds("timeout", self.timeout, least=0.001)
         if not isinstance(self.retry, Policy):
-            raise ConfigurationError(f"retry must be one of pgqueue's policies, such as Exponential(), not {self.retry!r}")
+            raise ConfigurationError(
+                f"retry must be one of pgqueue's policies, such as Exponential(), not {self.retry!r}"
+            )
         if self.delay is not None and self.run_at is not None:
             raise ConfigurationError("give delay or run_at, not both")
         if self.delay is not None:
             validate_seconds("delay", self.delay_seconds)
         if self.run_at is not None and (not isinstance(self.run_at, datetime) or self.run_at.utcoffset() is None):
-            raise ConfigurationError("run_at must be a datetime with a time zone: a naive one means another time elsewhere")
+            raise ConfigurationError(
+                "run_at must be a datetime with a time zone: a naive one means another time elsewhere"
+            )
         if self.headers is not None and not isinstance(self.headers, Mapping):
             raise ConfigurationError("headers must be a mapping")
 
@@ -84,7 +88,9 @@ class BaseTask(Generic[P, R]):
         self.retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
         self._signature = inspect.signature(function)
         if RESERVED in self._signature.parameters:
-            raise ConfigurationError(f"task {name}: a parameter may not be called {RESERVED!r}, enqueue needs that word")
+            raise ConfigurationError(
+                f"task {name}: a parameter may not be called {RESERVED!r}, enqueue needs that word"
+            )
         self._arity = _plain_arity(self._signature)
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)

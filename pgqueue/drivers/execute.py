@@ -69,9 +69,13 @@ def schema_errors(schema: str) -> Iterator[None]:
             f"schema {schema!r} is missing in this database or does not fit this version of pgqueue: run `pgqueue migrate`"
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        raise SchemaError(f"this database role has no right to do this in schema {schema!r}: {first_line(error)}") from error
+        raise SchemaError(
+            f"this database role has no right to do this in schema {schema!r}: {first_line(error)}"
+        ) from error
     except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise DatabaseUnavailable("this server accepts no writes (a standby, or set read-only): connect to the primary") from error
+        raise DatabaseUnavailable(
+            "this server accepts no writes (a standby, or set read-only): connect to the primary"
+        ) from error
 
 
 def first_line(error: psycopg.Error) -> str:

@@ -22,9 +22,7 @@ APPLICATION = "pgqueue"
 def database_url(settings: Settings) -> str:
     """The configured URL; ConfigurationError says how to configure one."""
     if not settings.database_url:
-        raise ConfigurationError(
-            "no database is configured: pass a URL to PgQueue(…) or set PGQUEUE_DATABASE_URL"
-        )
+        raise ConfigurationError("no database is configured: pass a URL to PgQueue(…) or set PGQUEUE_DATABASE_URL")
     return settings.database_url
 
 
@@ -47,11 +45,17 @@ def unavailable(settings: Settings) -> Iterator[None]:
     try:
         yield
     except PoolTimeout as error:
-        raise DatabaseUnavailable(f"no connection to {describe(settings.database_url)} within its time: {error}") from error
+        raise DatabaseUnavailable(
+            f"no connection to {describe(settings.database_url)} within its time: {error}"
+        ) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"cannot connect to {describe(settings.database_url)}: {first_line(error)}") from error
+        raise DatabaseUnavailable(
+            f"cannot connect to {describe(settings.database_url)}: {first_line(error)}"
+        ) from error
     except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"the database URL cannot be read: {hide(str(error), settings.database_url)}") from error
+        raise ConfigurationError(
+            f"the database URL cannot be read: {hide(str(error), settings.database_url)}"
+        ) from error
 
 
 def describe(url: str | None) -> str:

@@ -123,5 +123,5 @@ def cancel(ids: Sequence[int], options: SettleOptions) -> Op[dict[int, str]]:
     answer: dict[int, str] = {}
     for queue, members in sorted(by_queue.items()):
         rows = yield Step("job_cancel", {"queue": queue, "ids": members, "archive": options.archive})
-        answer.update({job_id: state for job_id, state in rows})
+        answer.update(dict(rows))
     return answer

@@ -80,7 +80,11 @@ def status(queues: Sequence[str] | None = None) -> Op[list[QueueStatus]]:
 
 
 def jobs(
-    *, queue: str | None = None, task: str | None = None, state: str | None = None, ids: Sequence[int] | None = None,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+    state: str | None = None,
+    ids: Sequence[int] | None = None,
     limit: int = 50,
 ) -> Op[list[LiveJob]]:
     """Live jobs in the order of their ids."""

@@ -34,9 +34,7 @@ def beat(worker_id: int, identity: Identity) -> Op[None]:
 
 def beat_leases(worker_id: int, queue: str, leases: Sequence[int], *, lease: float) -> Op[dict[int, list[int]]]:
     """Extend leases of one queue; returns those that are still ours, each with the jobs whose cancellation was asked for."""
-    rows = yield Step(
-        "lease_beat", {"worker_id": worker_id, "queue": queue, "leases": list(leases), "lease": lease}
-    )
+    rows = yield Step("lease_beat", {"worker_id": worker_id, "queue": queue, "leases": list(leases), "lease": lease})
     return {row[0]: row[1] or [] for row in rows}
 
 

@@ -33,8 +33,18 @@ class Claimer(Loop):
     name: ClassVar[str] = "claim"
 
     def __init__(
-        self, link: Link, queues: Sequence[str], registry: Registry, ledger: Ledger, events: Bus, options: WorkerOptions,
-        worker_id: int, *, settler: Settler, drained: Callable[[], None], fatal: Callable[[str, BaseException], None],
+        self,
+        link: Link,
+        queues: Sequence[str],
+        registry: Registry,
+        ledger: Ledger,
+        events: Bus,
+        options: WorkerOptions,
+        worker_id: int,
+        *,
+        settler: Settler,
+        drained: Callable[[], None],
+        fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
         self.link = link
@@ -79,17 +89,17 @@ class Claimer(Loop):
             return
         if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
             self.drained()
-        self._wake.wait(self._pause(room))
+        self._wake.wait(self._until_next(room))
 
     def finish(self) -> None:
         """Close the connection."""
         self.link.close()
 
-    def _pause(self, room: int) -> float:
+    def _until_next(self, room: int) -> float:
         pause = self.options.poll * random.uniform(0.8, 1.2)
         owed = [seconds for hint in self._hints.values() if (seconds := hint.owed_in()) is not None]
         if room > 0 and owed:
-            pause = min(pause, max(0.001, *owed)) if len(owed) == 1 else min(pause, max(0.001, min(owed)))
+            pause = min(pause, max(0.001, min(owed)))
         return pause
 
     def _room(self) -> int:
@@ -118,8 +128,12 @@ class Claimer(Loop):
         sent = time.monotonic()
         jobs = self.link.run(
             claim_ops.claim(
-                queue, min(room, MOST_AHEAD), lease=self.options.lease, low_water=self._hints[queue],
-                worker_id=self.worker_id, relaxed=True,
+                queue,
+                min(room, MOST_AHEAD),
+                lease=self.options.lease,
+                low_water=self._hints[queue],
+                worker_id=self.worker_id,
+                relaxed=True,
             )
         )
         if not jobs:

@@ -23,7 +23,14 @@ class CoroutineRunner:
     """At most `concurrency` jobs at once; each in a task and context of its own, so that it can be cancelled alone."""
 
     def __init__(
-        self, registry: Registry, ledger: Ledger, events: Bus, *, concurrency: int, finish: Finish, extend: Extend,
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        events: Bus,
+        *,
+        concurrency: int,
+        finish: Finish,
+        extend: Extend,
         hungry: Callable[[], None],
     ) -> None:
         self.registry = registry
@@ -129,7 +136,7 @@ class CoroutineRunner:
             prepared = True
             enter(current)
             await self._limited(task.function(*args, **kwargs), held.job.timeout)
-        except BaseException as error:  # SystemExit would end the loop and every job in it
+        except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it
             return judge(held, error, prepared=prepared), error
         return judge(held, None, prepared=True), None
 

@@ -20,8 +20,16 @@ class Heartbeat(Loop):
     name: ClassVar[str] = "heartbeat"
 
     def __init__(
-        self, link: Link, ledger: Ledger, events: Bus, options: WorkerOptions, worker_id: int,
-        identity: worker_ops.Identity, *, tell: Callable[[Held], None], fatal: Callable[[str, BaseException], None],
+        self,
+        link: Link,
+        ledger: Ledger,
+        events: Bus,
+        options: WorkerOptions,
+        worker_id: int,
+        identity: worker_ops.Identity,
+        *,
+        tell: Callable[[Held], None],
+        fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
         self.link = link

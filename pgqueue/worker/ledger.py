@@ -107,7 +107,9 @@ class Ledger:
             for held in helds:
                 counts[held.lease.token] = counts.get(held.lease.token, 0) + 1
             return [
-                token for token, count in counts.items() if token in self._leases and len(self._leases[token].held) == count
+                token
+                for token, count in counts.items()
+                if token in self._leases and len(self._leases[token].held) == count
             ]
 
     def remove(self, helds: Iterable[Held]) -> None:
@@ -159,7 +161,9 @@ class Ledger:
         """Cancellation was asked for; returns the jobs that did not know yet."""
         with self._lock:
             lease = self._leases.get(token)
-            news = [lease.held[i] for i in ids if i in lease.held and not lease.held[i].cancel_requested] if lease else []
+            news = (
+                [lease.held[i] for i in ids if i in lease.held and not lease.held[i].cancel_requested] if lease else []
+            )
             for held in news:
                 held.cancel_requested = True
                 if held.current is not None:

@@ -23,7 +23,12 @@ class Listener(Loop):
     name: ClassVar[str] = "listen"
 
     def __init__(
-        self, link: Link, channel: str, queues: frozenset[str], events: Bus, wake: Callable[[], None],
+        self,
+        link: Link,
+        channel: str,
+        queues: frozenset[str],
+        events: Bus,
+        wake: Callable[[], None],
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)

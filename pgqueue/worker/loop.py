@@ -68,7 +68,7 @@ class Loop:
             except (psycopg.Error, PgQueueError, OSError) as error:
                 self._crashes = 0
                 self._pause(error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a fault of ours, counted below
                 self._crashes += 1
                 self._pause(error)
                 if self._crashes >= MOST_CRASHES:

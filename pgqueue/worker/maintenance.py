@@ -26,8 +26,14 @@ class Maintenance(Loop):
     name: ClassVar[str] = "maintenance"
 
     def __init__(
-        self, link: Link, queues: Sequence[str], settings: Settings, channel: str | None, events: Bus,
-        wake: Callable[[], None], fatal: Callable[[str, BaseException], None],
+        self,
+        link: Link,
+        queues: Sequence[str],
+        settings: Settings,
+        channel: str | None,
+        events: Bus,
+        wake: Callable[[], None],
+        fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
         self.link = link
@@ -68,7 +74,11 @@ class Maintenance(Loop):
         rescued = self.link.run(rescue_ops.rescue(queue, archive=self.settings.archive))
         if any(rescued):
             self.events.emit(
-                EventName.JOBS_RESCUED, queue=queue, returned=rescued.returned, dead=rescued.dead, cancelled=rescued.cancelled
+                EventName.JOBS_RESCUED,
+                queue=queue,
+                returned=rescued.returned,
+                dead=rescued.dead,
+                cancelled=rescued.cancelled,
             )
             self.wake()
 

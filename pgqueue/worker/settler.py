@@ -32,7 +32,11 @@ class Settler(Loop):
     name: ClassVar[str] = "settle"
 
     def __init__(
-        self, link: Link, ledger: Ledger, events: Bus, options: settle_ops.SettleOptions,
+        self,
+        link: Link,
+        ledger: Ledger,
+        events: Bus,
+        options: settle_ops.SettleOptions,
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
@@ -160,5 +164,3 @@ def _without_text(held: Held, outcome: Outcome) -> Outcome:
     return dataclasses.replace(
         outcome, error_json=PLACEHOLDER.to_json(attempt=held.job.attempt), reason=PLACEHOLDER.summary
     )
-
-

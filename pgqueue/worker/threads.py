@@ -23,7 +23,14 @@ class ThreadRunner:
     """`concurrency` threads. `hungry` is called when the buffer runs low, so that the next claim is under way in time."""
 
     def __init__(
-        self, registry: Registry, ledger: Ledger, events: Bus, *, concurrency: int, finish: Finish, extend: Extend,
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        events: Bus,
+        *,
+        concurrency: int,
+        finish: Finish,
+        extend: Extend,
         hungry: Callable[[], None],
     ) -> None:
         self.registry = registry
@@ -107,6 +114,6 @@ class _Slot:
             context = contextvars.copy_context()
             context.run(enter, current)
             context.run(task.function, *args, **kwargs)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
+        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
             return judge(held, error, prepared=prepared), error
         return judge(held, None, prepared=True), None

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pgqueue.core import Core
@@ -20,7 +21,7 @@ from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.coroutines import CoroutineRunner
 from pgqueue.worker.execution import RELEASED
 from pgqueue.worker.heartbeat import Heartbeat
-from pgqueue.worker.ledger import Held, Ledger, Phase
+from pgqueue.worker.ledger import Ledger, Phase
 from pgqueue.worker.link import Link, Watchdog
 from pgqueue.worker.listener import Listener
 from pgqueue.worker.loop import Loop
@@ -64,8 +65,7 @@ class Worker:
         self._check_schema()
         self.worker_id = self._control.run(worker_ops.register(self._identity))
         self._build()
-        for part in (self.settler, self.heartbeat, self.threads, self.coroutines, *self._helpers, self.claimer):
-            part.start()
+        self._start()
         self.events.emit(
             EventName.WORKER_STARTED, worker=self.worker_id, queues=self.queues, concurrency=self.options.concurrency
         )
@@ -109,8 +109,16 @@ class Worker:
         app, options, events, fatal = self.app, self.options, self.events, self._fatal
         self.settler = Settler(self._link(), self.ledger, events, app.settle_options, fatal)
         self.claimer = Claimer(
-            self._link(), self.queues, app.tasks, self.ledger, events, options, self.worker_id,
-            settler=self.settler, drained=self.stop_once, fatal=fatal,
+            self._link(),
+            self.queues,
+            app.tasks,
+            self.ledger,
+            events,
+            options,
+            self.worker_id,
+            settler=self.settler,
+            drained=self.stop_once,
+            fatal=fatal,
         )
         shared: dict[str, Any] = {
             "concurrency": options.concurrency,
@@ -122,8 +130,14 @@ class Worker:
         self.coroutines = CoroutineRunner(app.tasks, self.ledger, events, **shared)
         self.claimer.threads, self.claimer.coroutines = self.threads, self.coroutines
         self.heartbeat = Heartbeat(
-            self._link(), self.ledger, events, options, self.worker_id, self._identity,
-            tell=self.coroutines.cancel, fatal=fatal,
+            self._link(),
+            self.ledger,
+            events,
+            options,
+            self.worker_id,
+            self._identity,
+            tell=self.coroutines.cancel,
+            fatal=fatal,
         )
         self._helpers: list[Loop] = [
             Maintenance(self._link(), self.queues, app.settings, app.channel, events, self.claimer.wake, fatal)
@@ -131,6 +145,15 @@ class Worker:
         if app.channel:
             link = self._link(app.settings.listen_url)
             self._helpers.append(Listener(link, app.channel, frozenset(self.queues), events, self.claimer.wake, fatal))
+
+    def _start(self) -> None:
+        self.settler.start()
+        self.heartbeat.start()
+        self.threads.start()
+        self.coroutines.start()
+        for helper in self._helpers:
+            helper.start()
+        self.claimer.start()
 
     def stop_once(self) -> None:
         """Begin the graceful end, unless it has begun."""
@@ -165,7 +188,10 @@ class Worker:
         self.coroutines.join(0.2)
         self._last_writes()
         self.events.emit(
-            EventName.WORKER_STOPPED, worker=self.worker_id, settled=self.settler.settled, seconds=time.monotonic() - began
+            EventName.WORKER_STOPPED,
+            worker=self.worker_id,
+            settled=self.settler.settled,
+            seconds=time.monotonic() - began,
         )
 
     def _release(self, *phases: Phase) -> None:
@@ -190,10 +216,8 @@ class Worker:
     @staticmethod
     def _bounded(work: Callable[[], object]) -> None:
         def guarded() -> None:
-            try:
+            with suppress(Exception):  # the row of a worker that left is pruned by others
                 work()
-            except Exception:  # noqa: BLE001, S110: the row of a worker that left is pruned by others
-                pass
 
         thread = threading.Thread(target=guarded, daemon=True)
         thread.start()

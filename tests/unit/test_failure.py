@@ -17,7 +17,7 @@ from pgqueue.failure import PLACEHOLDER, Failure, clean, describe, one_line
 E = TypeVar("E", bound=BaseException)
 
 
-class BrokenText(Exception):
+class BrokenTextError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -25,16 +25,16 @@ class BrokenText(Exception):
         raise RuntimeError("no text either")
 
 
-class ExitingText(Exception):
+class ExitingTextError(Exception):
     def __str__(self) -> str:
         raise SystemExit(1)
 
 
-class NoText(Exception):
+class NoTextError(Exception):
     __str__: Any = object  # what it returns is no text
 
 
-class BrokenClass(Exception):
+class BrokenClassError(Exception):
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise RuntimeError("no class")
@@ -57,15 +57,15 @@ class HidingMeta(type):
         raise RuntimeError("no attributes")
 
 
-class Hidden(Exception, metaclass=HidingMeta):
+class HiddenError(Exception, metaclass=HidingMeta):
     pass
 
 
-class StrangeModule(Exception):
+class StrangeModuleError(Exception):
     __module__ = 5  # type: ignore[assignment]
 
 
-class RaisesOnEverything(Exception):
+class RaisesOnEverythingError(Exception):
     def __getattribute__(self, name: str) -> Any:
         raise KeyboardInterrupt
 
@@ -120,13 +120,13 @@ HOSTILE: list[Callable[[], Any]] = [
     lambda: ValueError("x" * 50_000_000),
     lambda: ValueError("\ud800\0é" * 10_000_000),
     lambda: ValueError(b"\xff\0"),
-    BrokenText,
-    ExitingText,
-    NoText,
-    BrokenClass,
-    lambda: Hidden("x"),
-    lambda: StrangeModule("x"),
-    RaisesOnEverything,
+    BrokenTextError,
+    ExitingTextError,
+    NoTextError,
+    BrokenClassError,
+    lambda: HiddenError("x"),
+    lambda: StrangeModuleError("x"),
+    RaisesOnEverythingError,
     lambda: type("N" * 100_000 + "\n", (Exception,), {})("x"),
     lambda: type("é" * 5000, (Exception,), {})("é" * 5000),
     lambda: deep_group(2000),
@@ -178,13 +178,13 @@ def test_an_ordinary_exception_reads_as_python_prints_it() -> None:
 
 def test_a_class_outside_builtins_is_named_with_its_module() -> None:
     assert describe(json.JSONDecodeError("bad", "x", 0)).type == "json.decoder.JSONDecodeError"
-    assert describe(BrokenText()).type == f"{__name__}.BrokenText"
-    assert describe(Hidden("x")).type == f"{__name__}.Hidden"
-    assert describe(StrangeModule("x")).type == "StrangeModule"
+    assert describe(BrokenTextError()).type == f"{__name__}.BrokenTextError"
+    assert describe(HiddenError("x")).type == f"{__name__}.HiddenError"
+    assert describe(StrangeModuleError("x")).type == "StrangeModuleError"
 
 
 def test_an_exception_whose_text_cannot_be_read_keeps_its_type_and_its_frames() -> None:
-    for kind in (BrokenText, ExitingText, NoText):
+    for kind in (BrokenTextError, ExitingTextError, NoTextError):
         failure = describe(raised(kind()))
         assert failure.type.endswith(kind.__name__)
         assert failure.message == "(the text of this error could not be read)"
@@ -192,7 +192,7 @@ def test_an_exception_whose_text_cannot_be_read_keeps_its_type_and_its_frames() 
 
 
 def test_properties_over_the_exceptions_own_attributes_are_read_past() -> None:
-    failure = describe(raised(BrokenClass("still here")))
+    failure = describe(raised(BrokenClassError("still here")))
     assert failure.message == "still here"
     assert "in raised" in failure.traceback
 

@@ -41,7 +41,7 @@ def make_job(attempt: int = 1, max_attempts: int = 3, retry_json: str | None = t
     )
 
 
-class BrokenClass(Exception):
+class BrokenClassError(Exception):
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise RuntimeError("no class")
@@ -68,7 +68,7 @@ ORDINARY: list[Callable[[], BaseException]] = [
     TimeoutError,
     MemoryError,
     lambda: BaseExceptionGroup("g", [KeyboardInterrupt()]),
-    BrokenClass,
+    BrokenClassError,
     Signal,
     BareSnooze,
 ]

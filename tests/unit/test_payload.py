@@ -33,6 +33,8 @@ from pgqueue.payload import (
     encode_object,
 )
 
+NAIVE = datetime.datetime(2024, 1, 1)  # noqa: DTZ001
+
 
 class Text(str):
     __slots__ = ("note",)
@@ -235,7 +237,7 @@ def test_a_subclass_arrives_as_the_plain_type(value: Any, plain: Any) -> None:
         (frozenset(), "sorted(value)"),
         (b"x", "value.hex()"),
         (bytearray(b"x"), "value.hex()"),
-        (datetime.datetime(2024, 1, 1), "a datetime is not JSON: pass value.isoformat() and parse it in the task"),
+        (NAIVE, "a datetime is not JSON: pass value.isoformat() and parse it in the task"),
         (datetime.datetime.now(datetime.UTC), "value.isoformat()"),
         (datetime.date(2024, 1, 1), "value.isoformat()"),
         (datetime.time(1), "value.isoformat()"),
@@ -279,7 +281,7 @@ def test_what_json_would_change_is_refused_with_advice(value: Any, advice: str) 
 
 
 def test_the_path_leads_to_the_value() -> None:
-    when = datetime.datetime(2024, 1, 1)
+    when = NAIVE
     assert refusal({"photos": [0, 1, 2, {"taken_at": when}]}).path == "args[0].photos[3].taken_at"
     with pytest.raises(PayloadError) as caught:
         encode_kwargs({"user": {"a b": {"x\n\x1b[0m\u202e": when}}})

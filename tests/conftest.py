@@ -1,0 +1,92 @@
+"""Fixtures: a real server, and a database of its own for every test.
+
+The server is the one of PGQUEUE_TEST_DATABASE_URL (a role that may create databases), or else the embedded one. A migrated
+template is made once per run and cloned per test.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgqueue
+from pgqueue import embedded, migrate
+
+FAST = ("-c", "fsync=off", "-c", "max_connections=300")
+"""Tests kill processes, not the machine: waiting for its disk would only make them slow."""
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """A URL of the server under test, to a database that holds nothing of ours."""
+    given = os.environ.get("PGQUEUE_TEST_DATABASE_URL")
+    if given:
+        yield given
+        return
+    # One server for all workers of a parallel run: whoever starts first starts it, whoever leaves last stops it.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"single-{os.getpid()}")
+    with embedded.start(Path(tempfile.gettempdir()) / f"pgqueue-tests-{run}" / "postgres", options=FAST) as server:
+        yield server.url
+
+
+def url_of(server_url: str, database: str) -> str:
+    """The same server, another database."""
+    parts = psycopg.conninfo.conninfo_to_dict(server_url)
+    return psycopg.conninfo.make_conninfo(**{**parts, "dbname": database})
+
+
+def execute(url: str, statement: str, *params: Any) -> list[tuple[Any, ...]]:
+    """One statement on a connection of its own."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode(), params or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="session")
+def template(server_url: str) -> Iterator[str]:
+    """The name of a migrated database."""
+    name = f"pgqueue_template_{uuid.uuid4().hex[:12]}"
+    execute(server_url, f'CREATE DATABASE "{name}"')
+    migrate.upgrade(url_of(server_url, name), schema="pgqueue")
+    yield name
+    execute(server_url, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _fresh(server_url: str, origin: str) -> Iterator[str]:
+    name = f"pgqueue_test_{uuid.uuid4().hex[:12]}"
+    execute(server_url, f'CREATE DATABASE "{name}" TEMPLATE "{origin}"')
+    yield url_of(server_url, name)
+    execute(server_url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def database(server_url: str, template: str) -> Iterator[str]:
+    """The DSN of a migrated database that belongs to this test alone."""
+    yield from _fresh(server_url, template)
+
+
+@pytest.fixture
+def empty_database(server_url: str) -> Iterator[str]:
+    """The DSN of an empty database that belongs to this test alone."""
+    yield from _fresh(server_url, "template0")
+
+
+@pytest.fixture
+def pq(database: str) -> Iterator[pgqueue.PgQueue]:
+    """A queue on a database of its own."""
+    with pgqueue.PgQueue(database) as queue:
+        yield queue
+
+
+@pytest.fixture
+def admin(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A second session, in autocommit, to look behind the scenes with."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
