@@ -156,7 +156,7 @@ class Core:
 
     def _hint(self, queue: str) -> claim_ops.LowWater:
         with self._lock:
-            return self._low_water.setdefault(queue, claim_ops.LowWater())
+            return self._low_water.setdefault(queue, claim_ops.LowWater(share=0))
 
     def _maintenance_due(self, queue: str) -> bool:
         now = time.monotonic()

@@ -24,11 +24,13 @@ class LowWater:
     anywhere in the database can keep alive by the hundred thousand. A full pass from the start finds what the hint hides:
     late commits and jobs that came back to their old place. It is due at the beginning, when a hinted pass came up short or
     a notification came (but then not before twenty times its own duration has passed since the last), and at least every
-    `max(1 s, 20 × its last duration)`.
+    `max(1 s, 20 × its last duration)`. A claimer that comes back by itself passes `share` 20; one that may never ask again
+    passes 0, so that it is never told "nothing" while something is ready.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, share: int = FULL_PASS_SHARE) -> None:
         self.clock = clock
+        self.share = share
         self._marks: dict[int, int] = {}
         self._owed = True
         self._last_end = float("-inf")
@@ -71,7 +73,7 @@ class LowWater:
         self._marks.update(last)
 
     def _full_pass_in(self, now: float) -> float:
-        pause = FULL_PASS_SHARE * self._last_cost
+        pause = self.share * self._last_cost
         return self._last_end + (pause if self._owed else max(1.0, pause)) - now
 
 
@@ -110,12 +112,13 @@ def claim(
         taken.extend(jobs)
         if full or low_water.spans() is not None:
             break
+    taken.sort(key=_line)
     return taken
 
 
 def _jobs(queue: str, rows: Rows) -> list[Job]:
     jobs = [Job(row[0], queue, *row[1:]) for row in rows]
-    jobs.sort(key=_line)
+    jobs.sort(key=_line)  # RETURNING promises no order
     return jobs
 
 

@@ -209,6 +209,7 @@ def test_a_folder_that_may_not_be_written_is_one_sentence(place: Path) -> None:
     place.mkdir(mode=0o500)
     with pytest.raises(EmbeddedError, match="Permission denied"):
         start(place / "new")
+    place.chmod(0o700)
 
 
 def test_a_full_disk_is_reported_with_the_last_words_of_initdb(place: Path) -> None:
