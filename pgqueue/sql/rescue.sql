@@ -54,12 +54,14 @@ WITH expired AS MATERIALIZED (
 SELECT id, fate FROM held
 
 -- name: job_adopt
+-- The ranges that are always true are explained at job_claim.
 -- The repair for what no rule above can find: running jobs whose lease row is gone (deleted by hand, restored from a
 -- partial dump). They stand at the head of the line, so looking at its first rows is enough.
 WITH head AS MATERIALIZED (
     SELECT id, lease_id
     FROM {schema}.job
-    WHERE queue = %(queue)s::text AND position IS NOT NULL
+    WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+      AND position IS NOT NULL AND priority >= -32768 AND priority <= 32767
     ORDER BY priority DESC, position
     LIMIT %(limit)s::int8
 ), orphan AS MATERIALIZED (
@@ -76,11 +78,12 @@ ON CONFLICT DO NOTHING
 RETURNING job_ids
 
 -- name: job_promote
--- Puts due jobs at the end of their line, in the order of their due times.
+-- Puts due jobs at the end of their line, in the order of their due times. The ranges are explained at job_claim.
 WITH due AS MATERIALIZED (
     SELECT id, run_at
     FROM {schema}.job
-    WHERE queue = %(queue)s::text AND run_at IS NOT NULL AND run_at <= (SELECT clock_timestamp())
+    WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+      AND run_at IS NOT NULL AND run_at >= '-infinity' AND run_at <= (SELECT clock_timestamp())
     ORDER BY run_at
     LIMIT %(limit)s::int8
     FOR NO KEY UPDATE SKIP LOCKED

@@ -1,0 +1,201 @@
+"""The plans of the hot statements: the index that is meant, whatever the planner knows, and rows visited bounded.
+
+A queue table is empty at one moment and full at the next, so its statistics are always wrong. Each plan must be the same
+with no statistics, with fresh ones, with those of an empty table, and when it was cached before the table grew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgqueue
+from pgqueue.sql import TEXTS, statements
+
+ROWS = 20_000
+SQL = statements("pgqueue")
+CLAIM = {"queue": "q", "limit": 100, "lease": 30, "worker_id": None, "relaxed": False}
+FULL = {"floors": [-(2**15)], "ceilings": [2**15 - 1], "after": [-(2**63)]}
+HINTED = {"floors": [1, 0, -(2**15)], "ceilings": [2**15 - 1, 0, -1], "after": [-(2**63), 500, -(2**63)]}
+PAIRS = {"queue": "q", "ids": [1, 2, 3], "tokens": [1, 2, 3]}
+RETRY = {"delays": [0.0, 1.0, 2.0], "spent": [True] * 3, "errors": [None] * 3, "archive": True, "channel": None}
+BURY = {"reasons": ["x"] * 3, "errors": [None] * 3}
+HOT: dict[str, tuple[str, dict[str, Any]]] = {
+    "job_claim (full pass)": ("job_claim", {**CLAIM, **FULL}),
+    "job_claim (hinted pass)": ("job_claim", {**CLAIM, **HINTED}),
+    "job_complete": ("job_complete", {**PAIRS, "archive": True, "state": "completed", "reasons": [None] * 3, "leases": [1]}),
+    "lease_free": ("lease_free", {"queue": "q", "leases": [1]}),
+    "job_retry": ("job_retry", {**PAIRS, **RETRY}),
+    "job_bury": ("job_bury", {**PAIRS, **BURY}),
+    "job_release": ("job_release", {**PAIRS, "archive": True, "channel": None}),
+    "lease_extend": ("lease_extend", {**PAIRS, "lease": 30, "leases": [1]}),
+    "lease_beat": ("lease_beat", {"queue": "q", "worker_id": 1, "lease": 30, "leases": [1, 2]}),
+    "job_rescue": ("job_rescue", {"queue": "q", "limit": 500, "archive": True}),
+    "job_promote": ("job_promote", {"queue": "q", "limit": 500, "channel": None}),
+    "job_adopt": ("job_adopt", {"queue": "q", "limit": 100}),
+    "queue_agenda": ("queue_agenda", {"queue": "q"}),
+}
+
+
+@pytest.fixture
+def session(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        # Autovacuum would give statistics behind the back of the tests about having none.
+        connection.execute("ALTER TABLE pgqueue.job SET (autovacuum_enabled = false)")
+        yield connection
+
+
+def fill(session: psycopg.Connection[Any]) -> None:
+    session.execute(
+        "INSERT INTO pgqueue.job (queue, task, priority, position, run_at) "
+        "SELECT 'q' || CASE WHEN n %% 7 = 0 THEN '2' ELSE '' END, 't', n %% 3, "
+        "CASE WHEN n %% 4 > 0 THEN n END, CASE WHEN n %% 4 = 0 THEN now() + interval '1 hour' END "
+        "FROM generate_series(1, %s) AS n",
+        [ROWS],
+    )
+
+
+def plan(session: psycopg.Connection[Any], name: str, params: dict[str, Any], *, analyze: bool = False) -> dict[str, Any]:
+    words = "ANALYZE, FORMAT JSON" if analyze else "FORMAT JSON"
+    with session.transaction(force_rollback=True):
+        cursor = session.cursor()
+        cursor.execute(f"EXPLAIN ({words}) ".encode() + SQL[name], params, prepare=False)
+        row = cursor.fetchone()
+    assert row is not None
+    return dict(row[0][0]["Plan"])
+
+
+def nodes(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield tree
+    for child in tree.get("Plans", ()):
+        yield from nodes(child)
+
+
+def assert_only_index_access(tree: dict[str, Any]) -> None:
+    """No hot table is read as a whole, and the line is read in its order: a bitmap would have to be sorted."""
+    scans = [node for node in nodes(tree) if "Scan" in node["Node Type"]]
+    read = [node for node in scans if node.get("Relation Name") in ("job", "lease", "dead_letter")]
+    assert read
+    assert "Seq Scan" not in {node["Node Type"] for node in read}
+    for node in scans:
+        if node.get("Index Name"):
+            assert "queue = " in node["Index Cond"] or node["Index Name"] in ("queue_pkey", "job_pkey"), node
+        if node.get("Index Name") in ("job_claim", "job_due"):
+            assert node["Node Type"] in ("Index Scan", "Index Only Scan"), node
+
+
+@pytest.mark.parametrize("statistics", ["none", "fresh", "of an empty table"])
+@pytest.mark.parametrize("case", list(HOT))
+def test_a_hot_statement_reads_by_index_whatever_the_statistics(
+    case: str, statistics: str, session: psycopg.Connection[Any]
+) -> None:
+    if statistics == "of an empty table":
+        session.execute("ANALYZE pgqueue.job")
+    fill(session)
+    if statistics == "fresh":
+        session.execute("ANALYZE pgqueue.job")
+    assert_only_index_access(plan(session, *HOT[case]))
+
+
+@pytest.mark.parametrize("case", list(HOT))
+def test_a_plan_cached_while_the_table_was_empty_is_the_right_one(case: str, session: psycopg.Connection[Any]) -> None:
+    # What a prepared statement keeps: the plan for any parameters, made before the table grew.
+    session.execute("SET plan_cache_mode = force_generic_plan")
+    name, params = HOT[case]
+    assert_only_index_access(plan(session, name, params))
+
+
+def test_a_claim_reads_in_index_order_and_no_more_rows_than_it_takes(session: psycopg.Connection[Any]) -> None:
+    fill(session)
+    tree = plan(session, "job_claim", {**CLAIM, **FULL}, analyze=True)
+    assert not [node for node in nodes(tree) if node["Node Type"] in ("Sort", "Incremental Sort", "Bitmap Heap Scan")]
+    [scan] = [node for node in nodes(tree) if node.get("Index Name") == "job_claim"]
+    assert scan["Actual Rows"] * scan["Actual Loops"] <= 101
+
+
+def test_a_hinted_claim_does_not_visit_what_lies_before_its_marks(session: psycopg.Connection[Any]) -> None:
+    fill(session)
+    session.execute("UPDATE pgqueue.job SET lease_id = 1 WHERE queue = 'q' AND priority = 2 AND position < 15000")
+    full = plan(session, "job_claim", {**CLAIM, **FULL}, analyze=True)
+    spans = {"floors": [3, 2, -(2**15)], "ceilings": [2**15 - 1, 2, 1], "after": [-(2**63), 14999, -(2**63)]}
+    hinted = plan(session, "job_claim", {**CLAIM, **spans}, analyze=True)
+
+    def skipped(tree: dict[str, Any]) -> float:
+        return float(sum(n.get("Rows Removed by Filter", 0) for n in nodes(tree) if n.get("Index Name") == "job_claim"))
+
+    assert skipped(full) > 1000
+    assert skipped(hinted) == 0
+
+
+HOSTILE = ("enable_nestloop", "enable_hashjoin", "enable_mergejoin", "enable_indexscan", "enable_sort", "enable_material")
+
+
+@pytest.mark.parametrize("option", [*HOSTILE, "all joins"])
+def test_a_claim_never_takes_more_than_its_limit_under_a_hostile_planner(
+    option: str, pq: pgqueue.PgQueue, database: str, admin: psycopg.Connection[Any]
+) -> None:
+    @pq.task(name="work", queue="q")
+    def work(number: int) -> None: ...
+
+    work.enqueue_many([(number,) for number in range(300)])
+    options = HOSTILE[:3] if option == "all joins" else (option,)
+    with psycopg.connect(database, autocommit=True) as hostile:
+        for name in options:
+            hostile.execute(f"SET {name} = off".encode())
+        taken: list[int] = []
+        for limit in (1, 1, 1, 7, 50, 100):
+            jobs = pq.claim("q", limit=limit, using=hostile)
+            assert len(jobs) == limit
+            held = admin.execute("SELECT count(*) FROM pgqueue.job WHERE lease_id IS NOT NULL").fetchone()
+            taken += [job.id for job in jobs]
+            assert held == (len(taken),)
+        assert len(set(taken)) == len(taken)
+        assert taken == sorted(taken)
+
+
+def test_claims_are_heap_only_updates(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
+    @pq.task(name="work", queue="q")
+    def work(number: int) -> None: ...
+
+    work.enqueue_many([(number,) for number in range(5000)])
+    while jobs := pq.claim("q", limit=100):
+        pq.complete(jobs)
+    pq.close()  # a backend reports its counters at the latest when it leaves
+    updated, hot = 0, 0
+    for _ in range(100):
+        admin.execute("SELECT pg_stat_clear_snapshot()")
+        row = admin.execute(
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'pgqueue' AND relname = 'job'"
+        ).fetchone()
+        assert row is not None
+        updated, hot = row
+        if updated >= 5000:
+            break
+        admin.execute("SELECT pg_sleep(0.05)")
+    assert updated >= 5000
+    assert hot >= 0.95 * updated
+
+
+def test_no_index_of_the_job_table_mentions_a_column_that_a_claim_changes(admin: psycopg.Connection[Any]) -> None:
+    rows = admin.execute("SELECT indexdef FROM pg_indexes WHERE schemaname = 'pgqueue' AND tablename = 'job'").fetchall()
+    assert rows
+    for (definition,) in rows:
+        assert "lease_id" not in definition
+        assert "attempt" not in definition
+
+
+def test_every_unique_index_of_the_hot_tables_contains_the_queue(admin: psycopg.Connection[Any]) -> None:
+    rows = admin.execute(
+        "SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'pgqueue' AND indexdef LIKE 'CREATE UNIQUE%' "
+        "AND tablename IN ('job', 'lease', 'dead_letter', 'archive')"
+    ).fetchall()
+    assert len(rows) >= 4
+    assert all("(id, queue" in definition for _, definition in rows)
+
+
+def test_every_hot_statement_names_one_queue() -> None:
+    for name, _ in HOT.values():
+        assert "queue = %(queue)s::text" in TEXTS[name], name
