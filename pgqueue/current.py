@@ -18,48 +18,53 @@ class CurrentJob:
     handler should stop soon, and what it still writes should carry `token` as a fence.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_extend", "job")
+    __slots__ = ("_cancelled", "_deadline", "_extend", "_job")
 
     def __init__(self, job: Job, extend: Callable[[Job, float], None]) -> None:
-        self.job = job
+        self._job = job
         self._extend = extend
         self._cancelled = False
         self._deadline = None if job.timeout is None else time.monotonic() + job.timeout
 
     @property
+    def job(self) -> Job:
+        """The job itself, for pq.complete and its like."""
+        return self._job
+
+    @property
     def id(self) -> int:
         """The job's id."""
-        return self.job.id
+        return self._job.id
 
     @property
     def queue(self) -> str:
         """The queue it came from."""
-        return self.job.queue
+        return self._job.queue
 
     @property
     def task(self) -> str:
         """The name of its task."""
-        return self.job.task
+        return self._job.task
 
     @property
     def attempt(self) -> int:
         """Which run this is, from 1."""
-        return self.job.attempt
+        return self._job.attempt
 
     @property
     def max_attempts(self) -> int:
         """How many runs there may be in all."""
-        return self.job.max_attempts
+        return self._job.max_attempts
 
     @property
     def token(self) -> int:
         """The fencing token of this claim; a later claim has a larger one."""
-        return self.job.token
+        return self._job.token
 
     @property
     def headers(self) -> dict[str, Any]:
         """What travels with the job beside its arguments."""
-        return self.job.headers
+        return self._job.headers
 
     @property
     def cancelled(self) -> bool:
@@ -75,7 +80,7 @@ class CurrentJob:
 
         A worker's heartbeat does this by itself; only a handler that knows that it will starve the process needs it.
         """
-        self._extend(self.job, seconds)
+        self._extend(self._job, seconds)
 
 
 _current: contextvars.ContextVar[CurrentJob] = contextvars.ContextVar("pgqueue_current_job")

@@ -7,6 +7,7 @@ template is made once per run and cloned per test.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -31,9 +32,20 @@ def server_url() -> Iterator[str]:
         yield given
         return
     # One server for all workers of a parallel run: whoever starts first starts it, whoever leaves last stops it.
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"single-{os.getpid()}")
-    with embedded.start(Path(tempfile.gettempdir()) / f"pgqueue-tests-{run}" / "postgres", options=FAST) as server:
+    with embedded.start(server_folder(), options=FAST) as server:
         yield server.url
+
+
+def server_folder() -> Path:
+    """Where the server of this run lives: named after the process that began the run."""
+    beginner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    return Path(tempfile.gettempdir()) / f"pgqueue-tests-{beginner}"
+
+
+def pytest_sessionfinish() -> None:
+    """The run is over, and its server with it: nothing of it stays."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(server_folder(), ignore_errors=True)
 
 
 def url_of(server_url: str, database: str) -> str:

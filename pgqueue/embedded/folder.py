@@ -59,7 +59,7 @@ class Folder:
         them must find the same server.
         """
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
-        return Path("/tmp") / f"pgqueue-{os.geteuid()}-{digest}"
+        return Path("/tmp") / f"pgqueue-{os.geteuid()}-{digest}"  # noqa: S108 (made anew, checked for its owner)
 
     def create(self) -> None:
         """Make `root`; raises `EmbeddedError` if it is something else already, `OSError` if it cannot be made."""

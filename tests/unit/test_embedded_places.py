@@ -86,7 +86,7 @@ def test_the_data_directory_of_another_postgresql_is_not_touched(tmp_path: Path)
 def test_a_folder_of_another_account_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Lock(tmp_path / "lock").release()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(EmbeddedError, match="holds the PostgreSQL of the account .*: choose another folder"):
+    with pytest.raises(EmbeddedError, match=r"holds the PostgreSQL of the account .*: choose another folder"):
         pgqueue.embedded.start(tmp_path)
 
 

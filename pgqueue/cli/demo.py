@@ -1,0 +1,80 @@
+"""`pgqueue demo`: the example application, run with a worker killed in the middle of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def demo(
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of photographs to upload.", show_default="the sample photographs")
+    ] = None,
+    uploads: Annotated[int, typer.Option(min=4, max=1000, help="How many files to upload.")] = 40,
+    workers: Annotated[int, typer.Option(min=2, max=20, help="How many workers to start; one is killed.")] = 2,
+    output: Annotated[Path, typer.Option(help="Where the thumbnails and the contact sheet go.")] = Path("pgqueue-demo"),
+    database_url: Annotated[
+        str | None,
+        typer.Option(help="The database.", show_default="PGQUEUE_DATABASE_URL, or else a private PostgreSQL"),
+    ] = None,
+) -> None:
+    """Uploads photographs, makes thumbnails, kills a worker, and adds everything up.
+
+    The example application of examples/avatars records each upload and enqueues its job in one transaction. One file is
+    cut in half, one upload is rolled back, one worker is killed while it works. Exit status 0 says that every job is
+    accounted for. In a database of yours, only the schemas pgqueue_demo and avatars_demo are touched.
+    """
+    from pgqueue.errors import PgQueueError
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _stop)
+    try:
+        _run(images, uploads, workers, output, database_url)
+    except PgQueueError as error:
+        typer.echo(f"pgqueue demo: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _run(images: Path | None, uploads: int, workers: int, output: Path, database_url: str | None) -> None:
+    began = time.monotonic()
+    from pgqueue import embedded
+    from pgqueue.config import load_settings
+    from pgqueue.demo.errors import extra_is_missing
+
+    if importlib.util.find_spec("PIL") is None:
+        raise extra_is_missing("Pillow")
+    from pgqueue.demo.director import Plan, play
+    from pgqueue.demo.display import Display
+
+    display = Display()
+    plan = Plan(images=images, uploads=uploads, workers=workers, output=output)
+    url = load_settings({"database_url": database_url}).database_url
+    with ExitStack() as stack:
+        if url is None:
+            server = stack.enter_context(embedded.start())
+            display.say(f"no database is configured: PostgreSQL {server.version} runs in {server.data.parent}")
+            url = server.url
+        stack.callback(_be_deaf)  # the end of the server is not to be interrupted
+        play(plan, url, display, began)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ends the demo by way of every `finally`; a second signal does not disturb that."""
+    _be_deaf()
+    typer.echo("\nStopped; the workers are ended, and the database is left as it is.", err=True)
+    raise SystemExit(128 + number)
+
+
+def _be_deaf() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

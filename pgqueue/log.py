@@ -1,0 +1,109 @@
+"""The logging subscriber: one event, one line. All wording of the log is here, and nowhere else.
+
+A line holds ids, names, counts and the class of an error: never an argument, never the message of a task's error (it may
+repeat an argument), never a URL. Control characters are escaped, so no name can forge a second line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pgqueue.events import Bus, Event, EventName
+from pgqueue.failure import one_line
+
+logger = logging.getLogger("pgqueue")
+
+Wording = tuple[int, str]
+_LINE_BYTES, _FACT_BYTES, _MOST_IDS = 1000, 200, 10
+_DEBUG, _INFO, _WARNING, _ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+
+EVENTS: Final[Mapping[EventName, Wording]] = {
+    EventName.JOBS_CLAIMED: (_DEBUG, "claimed jobs {ids}"),
+    EventName.JOB_STARTED: (_DEBUG, "job {id} ({task}) started, attempt {attempt}"),
+    EventName.JOBS_SETTLED: (_DEBUG, "settled {count} job(s) as {outcome}: {ids}"),
+    EventName.JOBS_RELEASED: (_INFO, "gave back {count} job(s) of queue {queue}: {ids}"),
+    EventName.LEASE_LOST: (_WARNING, "lost the lease of jobs {ids} ({during}): another worker may run them"),
+    EventName.JOB_CANCEL_REQUESTED: (_INFO, "job {id} on queue {queue} was asked to stop"),
+    EventName.JOBS_RESCUED: (
+        _WARNING,
+        "rescued jobs of lost workers on queue {queue}: back in line {returned}; dead {dead}; cancelled {cancelled}",
+    ),
+    EventName.JOBS_ADOPTED: (_WARNING, "found jobs on queue {queue} that run under no lease, to be rescued: {ids}"),
+    EventName.JOBS_PROMOTED: (_DEBUG, "{count} job(s) of queue {queue} became due"),
+    EventName.WORKER_STARTED: (_INFO, "worker {worker} started: queues {queues}; concurrency {concurrency}"),
+    EventName.WORKER_STOPPING: (_INFO, "worker {worker} is stopping and holds {held} job(s)"),
+    EventName.WORKER_STOPPED: (_INFO, "worker {worker} stopped after {seconds} s; it settled {settled} job(s)"),
+    EventName.LOOP_FAILED: (_WARNING, "the {loop} loop failed, again in {retry_in} s: {error}: {detail}"),
+    EventName.LOOP_RECOVERED: (_INFO, "the {loop} loop works again after {failures} failure(s)"),
+    EventName.SETTLE_ABANDONED: (_ERROR, "could not store the outcome of jobs {ids}: they will run again"),
+}
+ATTEMPTS: Final[Mapping[str, Wording]] = {
+    "retry": (_WARNING, "job {id} ({task}) on queue {queue} failed with {error} in attempt {attempt}, again in {delay} s"),
+    "dead": (_ERROR, "job {id} ({task}) on queue {queue} failed with {error} in attempt {attempt}: dead letter"),
+    "snooze": (_INFO, "job {id} ({task}) on queue {queue} snoozes for {delay} s"),
+    "discard": (_INFO, "job {id} ({task}) on queue {queue} was discarded by its task"),
+    "release": (_INFO, "job {id} ({task}) on queue {queue} ended with {error} after it was asked to stop"),
+}
+_UNKNOWN: Final[Wording] = (_INFO, "{event}")
+
+# What the processes around a worker say; these are no changes of a job's state, so no events.
+STOP_REQUESTED: Final[Wording] = (_INFO, "asked to stop: finishing what runs, a second request gives it back at once")
+STOP_NOW: Final[Wording] = (_WARNING, "asked to stop again: giving back what runs")
+STOPPED_EARLY: Final[Wording] = (_INFO, "stopped before it had started")
+PARENT_GONE: Final[Wording] = (_WARNING, "the parent process is gone: stopping")
+PROCESS_STARTED: Final[Wording] = (_INFO, "parent {parent}: process {number} started with pid {pid}")
+PROCESS_LEFT: Final[Wording] = (_INFO, "parent {parent}: process {number} (pid {pid}) left with {status}")
+PROCESS_DIED: Final[Wording] = (
+    _ERROR,
+    "parent {parent}: process {number} (pid {pid}) ended with {status}, its successor starts in {pause} s",
+)
+PROCESSES_GIVEN_UP: Final[Wording] = (_ERROR, "parent {parent}: process {number} cannot start: giving up")
+
+
+def subscribe_logging(bus: Bus, to: logging.Logger = logger) -> Callable[[], None]:
+    """Log every event of `bus` to `to`; returns the function that ends it. Handlers and levels are the host's affair."""
+
+    def write(event: Event) -> None:
+        level, text = _wording(event)
+        if to.isEnabledFor(level):
+            to.log(level, "%s", _line(text, {"event": event.name, **event.facts}))
+
+    return bus.subscribe(write)
+
+
+def say(wording: Wording, to: logging.Logger = logger, **facts: Any) -> None:
+    """Log a line that belongs to no event."""
+    level, text = wording
+    to.log(level, "%s", _line(text, facts))
+
+
+def _wording(event: Event) -> Wording:
+    if event.name is EventName.JOB_FAILED:
+        return ATTEMPTS.get(str(event.facts.get("outcome")), ATTEMPTS["retry"])
+    return EVENTS.get(event.name, _UNKNOWN)
+
+
+def _line(text: str, facts: Mapping[str, Any]) -> str:
+    return one_line(text.format_map(_Shown(facts)), _LINE_BYTES)
+
+
+class _Shown(dict[str, Any]):
+    """Facts as text; one that is missing must not cost the line."""
+
+    def __missing__(self, key: str) -> str:
+        return "-"
+
+    def __getitem__(self, key: str) -> str:
+        return _show(super().__getitem__(key))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    if isinstance(value, (list, tuple, set, frozenset)):
+        shown = [_show(item) for item in list(value)[:_MOST_IDS]]
+        more = f" and {len(value) - _MOST_IDS} more" if len(value) > _MOST_IDS else ""
+        return ", ".join(shown) + more if shown else "none"
+    return one_line(str(value), _FACT_BYTES)

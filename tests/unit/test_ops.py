@@ -1,0 +1,179 @@
+"""Operations without a database: what they ask, in which order, and what they make of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pgqueue.job import Job
+from pgqueue.ops import Op, Rows, Step, enqueue, rescue, settle
+from pgqueue.ops.claim import HIGHEST, LOWEST, START, LowWater, claim
+from pgqueue.outcome import Outcome, OutcomeKind
+from pgqueue.sql import TEXTS
+
+ENVELOPE = enqueue.Envelope(queue="q", task="t", priority=0, max_attempts=3)
+OPTIONS = settle.SettleOptions()
+
+
+class Clock:
+    """A clock that moves by hand, and by `cost` at every reading that a pass makes."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drive(op: Op[Any], answers: Iterator[Rows]) -> tuple[list[Step], Any]:
+    steps: list[Step] = []
+    try:
+        step = next(op)
+        while True:
+            steps.append(step)
+            step = op.send(next(answers))
+    except StopIteration as stop:
+        return steps, stop.value
+
+
+def row(job_id: int, position: int, priority: int = 0, token: int = 7) -> tuple[Any, ...]:
+    return (job_id, "t", token, 1, 3, 0, priority, position, None, datetime.now(UTC), "[1]", None, None, None)
+
+
+def job(job_id: int, token: int = 7) -> Job:
+    values = row(job_id, job_id, token=token)
+    return Job(values[0], "q", *values[1:])
+
+
+def spans(step: Step) -> list[tuple[int, int, int]]:
+    return list(zip(step.params["floors"], step.params["ceilings"], step.params["after"], strict=True))
+
+
+def test_a_generator_is_read_a_chunk_at_a_time() -> None:
+    read = 0
+
+    def calls() -> Iterator[tuple[str | None, str | None]]:
+        nonlocal read
+        for number in range(12_000):
+            read += 1
+            yield f"[{number}]", None
+
+    op = enqueue.enqueue_many(ENVELOPE, calls())
+    first = next(op)
+    assert len(first.params["args"]) == read == enqueue.CHUNK_JOBS
+    _, ids = drive(
+        enqueue.enqueue_many(ENVELOPE, calls()),
+        iter([[([1, 2],)], [([3],)], [([4, 5],)]]),
+    )
+    assert ids == [1, 2, 3, 4, 5]
+
+
+def test_a_chunk_of_large_payloads_is_cut_by_bytes() -> None:
+    large = "[" + "1," * 500_000 + "1]"
+    steps, _ = drive(enqueue.enqueue_many(ENVELOPE, [(large, None)] * 20), iter([[([1],)]] * 20))
+    assert all(len(step.params["args"]) <= 10 for step in steps)
+    assert sum(len(step.params["args"]) for step in steps) == 20
+
+
+def test_nothing_to_enqueue_asks_nothing() -> None:
+    assert drive(enqueue.enqueue_many(ENVELOPE, []), iter([])) == ([], [])
+
+
+def test_the_first_claim_is_a_full_pass_and_the_next_starts_behind_its_last_job() -> None:
+    hint = LowWater(Clock())
+    steps, jobs = drive(claim("q", 2, lease=30, low_water=hint), iter([[row(2, 20), row(1, 10)]]))
+    assert spans(steps[0]) == [(LOWEST, HIGHEST, START)]
+    assert [claimed.id for claimed in jobs] == [1, 2]
+    steps, _ = drive(claim("q", 1, lease=30, low_water=hint), iter([[row(3, 30)]]))
+    assert spans(steps[0]) == [(1, HIGHEST, START), (0, 0, 20), (LOWEST, -1, START)]
+
+
+def test_a_hinted_claim_still_sees_every_priority() -> None:
+    hint = LowWater(Clock())
+    drive(claim("q", 2, lease=30, low_water=hint), iter([[row(1, 10, priority=5), row(2, 20, priority=-3)]]))
+    ranges = hint.spans()
+    assert ranges is not None
+    covered = [priority for floor, ceiling, _ in ranges for priority in range(max(floor, -100), min(ceiling, 100) + 1)]
+    assert sorted(covered) == list(range(-100, 101))
+    assert covered == sorted(covered, key=lambda priority: next(i for i, r in enumerate(ranges) if r[0] <= priority <= r[1]))
+
+
+def test_a_hinted_claim_that_comes_up_short_looks_from_the_start_and_returns_all_in_line() -> None:
+    clock = Clock()
+    hint = LowWater(clock)
+    drive(claim("q", 1, lease=30, low_water=hint), iter([[row(5, 50)]]))
+    steps, jobs = drive(claim("q", 3, lease=30, low_water=hint), iter([[row(6, 60)], [row(1, 10)]]))
+    assert [len(spans(step)) for step in steps] == [3, 1]
+    assert steps[1].params["limit"] == 2
+    assert [claimed.id for claimed in jobs] == [1, 6]
+
+
+def test_an_expensive_full_pass_is_not_repeated_before_twenty_times_its_cost() -> None:
+    clock = Clock()
+    hint = LowWater(clock)
+    op = claim("q", 5, lease=30, low_water=hint)
+    next(op)
+    clock.now += 1.0
+    try:
+        op.send([])
+    except StopIteration:
+        pass
+    hint.notified()
+    assert hint.spans() is not None
+    assert hint.owed_in() == 20.0
+    clock.now += 20.0
+    assert hint.spans() is None
+
+
+def test_a_full_pass_comes_at_least_every_second_without_any_hint() -> None:
+    clock = Clock()
+    hint = LowWater(clock)
+    drive(claim("q", 1, lease=30, low_water=hint), iter([[row(1, 10)]]))
+    assert hint.spans() is not None
+    clock.now += 1.01
+    assert hint.spans() is None
+
+
+def test_completions_come_last_and_take_the_leases_with_them() -> None:
+    pairs = [
+        (job(1), Outcome(kind=OutcomeKind.COMPLETED)),
+        (job(2), Outcome(kind=OutcomeKind.RETRY, delay=5)),
+        (job(3), Outcome(kind=OutcomeKind.RELEASE)),
+        (job(4), Outcome(kind=OutcomeKind.DEAD, reason="x")),
+    ]
+    steps, lost = drive(
+        settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[([3],)], [([2],)], [(None,)], [([1],)]])
+    )
+    assert [step.name for step in steps] == ["job_release", "job_retry", "job_bury", "job_complete"]
+    assert steps[-1].params["leases"] == [7]
+    assert [missed.id for missed in lost] == [4]
+
+
+def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None:
+    done = Outcome(kind=OutcomeKind.COMPLETED)
+    steps, lost = drive(
+        settle.settle("q", [(job(1, token=7), done), (job(1, token=8), done)], options=OPTIONS),
+        iter([[(None,)], [([1],)]]),
+    )
+    assert [step.params["tokens"] for step in steps] == [[7], [8]]
+    assert [missed.token for missed in lost] == [7]
+
+
+def test_a_rescue_goes_on_until_nothing_is_left() -> None:
+    steps, rescued = drive(rescue.rescue("q", archive=True), iter([[(1, "returned"), (2, "dead")], [(3, "cancelled")], []]))
+    assert len(steps) == 3
+    assert rescued == ([1], [2], [3])
+
+
+def test_every_statement_is_used_and_every_statement_that_is_used_exists() -> None:
+    import re
+    from pathlib import Path
+
+    import pgqueue
+
+    folder = Path(pgqueue.__file__).parent
+    used = set()
+    for path in folder.rglob("*.py"):
+        used |= set(re.findall(r'Step\(\s*"(\w+)"', path.read_text(encoding="utf-8")))
+    assert used == set(TEXTS)
