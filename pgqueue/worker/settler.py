@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import psycopg
 
-from pgqueue.errors import DatabaseUnavailable
+from pgqueue.errors import DatabaseUnavailable, PgQueueError
 from pgqueue.events import Bus, EventName
 from pgqueue.failure import PLACEHOLDER
 from pgqueue.ops import settle as settle_ops
@@ -22,6 +21,7 @@ from pgqueue.worker.loop import Loop
 
 BATCH = 1000
 WAIT = 0.5
+LAST_WRITES = 1.0
 Pending = tuple[Held, Outcome]
 PASSING = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg.errors.ReadOnlySqlTransaction)
 
@@ -46,7 +46,6 @@ class Settler(Loop):
         self._inbox: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._batch: list[Pending] = []
         self.settled = 0
-        self.empty = threading.Event()
 
     def submit(self, held: Held, outcome: Outcome) -> None:
         """Have this outcome written."""
@@ -72,18 +71,15 @@ class Settler(Loop):
     def give_up(self) -> None:
         """The connection is closed by the link; the batch stays."""
 
-    def flush(self, seconds: float) -> bool:
-        """Called after `join`: what is still unwritten is tried again until `seconds` have passed."""
-        end = time.monotonic() + seconds
-        while True:
+    def finish(self) -> None:
+        """Write what is left, for a bounded time: leases cover what a server that does not answer keeps from being written."""
+        end = time.monotonic() + LAST_WRITES
+        while (self._batch or self._inbox.qsize()) and time.monotonic() < end:
             try:
-                while self._batch or self._inbox.qsize():
-                    self.turn()
-                return True
-            except PASSING:
-                if time.monotonic() >= end:
-                    return False
-                time.sleep(0.1)
+                self.turn()
+            except (*PASSING, PgQueueError):
+                time.sleep(0.05)
+        self.link.close()
 
     def _collect(self) -> None:
         try:

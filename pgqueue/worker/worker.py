@@ -209,9 +209,13 @@ class Worker:
     def _last_writes(self) -> None:
         """Bounded: a server that does not answer must not keep the process from leaving; leases cover the rest."""
         self.heartbeat.stop()
-        self._bounded(lambda: self._control.run(worker_ops.leave(self.worker_id)))
+        self._bounded(self._leave)
         self.heartbeat.join(0.2)
         self.watchdog.stop()
+
+    def _leave(self) -> None:
+        self._control.run(worker_ops.leave(self.worker_id))
+        self._control.close()
 
     @staticmethod
     def _bounded(work: Callable[[], object]) -> None:
