@@ -40,7 +40,10 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.SETTLE_ABANDONED: (_ERROR, "could not store the outcome of jobs {ids}: they will run again"),
 }
 ATTEMPTS: Final[Mapping[str, Wording]] = {
-    "retry": (_WARNING, "job {id} ({task}) on queue {queue} failed with {error} in attempt {attempt}, again in {delay} s"),
+    "retry": (
+        _WARNING,
+        "job {id} ({task}) on queue {queue} failed with {error} in attempt {attempt}, again in {delay} s",
+    ),
     "dead": (_ERROR, "job {id} ({task}) on queue {queue} failed with {error} in attempt {attempt}: dead letter"),
     "snooze": (_INFO, "job {id} ({task}) on queue {queue} snoozes for {delay} s"),
     "discard": (_INFO, "job {id} ({task}) on queue {queue} was discarded by its task"),

@@ -86,7 +86,9 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise _import_error(name, error) from error
-        hint = f"; give a module, such as {Path(name).stem!r}, not a file" if name.endswith(".py") or "/" in name else ""
+        hint = (
+            f"; give a module, such as {Path(name).stem!r}, not a file" if name.endswith(".py") or "/" in name else ""
+        )
         raise AppError(f"there is no module {name!r} in {Path.cwd()} or among the installed packages{hint}") from error
     except (Exception, SystemExit) as error:
         raise _import_error(name, error) from error
@@ -110,7 +112,9 @@ def _named(module: ModuleType, attribute: str) -> Core:
             raise AppError(f"module {module.__name__!r} has no {attribute!r}{hint}")
         value = getattr(value, part)
     if not isinstance(value, Core):
-        raise AppError(f"{module.__name__}:{attribute} is of type {type(value).__name__}, not a PgQueue or AsyncPgQueue")
+        raise AppError(
+            f"{module.__name__}:{attribute} is of type {type(value).__name__}, not a PgQueue or AsyncPgQueue"
+        )
     return value
 
 
@@ -124,7 +128,9 @@ def _only(module: ModuleType) -> Core:
     if known:
         choices = ", ".join(f"{module.__name__}:{name}" for name in sorted(known.values()))
         raise AppError(f"module {module.__name__!r} holds several queues, say which: {choices}")
-    raise AppError(f"module {module.__name__!r} holds no PgQueue or AsyncPgQueue; say where it is with module:attribute")
+    raise AppError(
+        f"module {module.__name__!r} holds no PgQueue or AsyncPgQueue; say where it is with module:attribute"
+    )
 
 
 def _moved(app: Core, **changes: str | None) -> Core:

@@ -15,34 +15,51 @@ import typer
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Signalled(KeyboardInterrupt):
+    """A signal asked the demo to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
 def demo(
+    context: typer.Context,
     images: Annotated[
-        Path | None, typer.Option(help="A folder of photographs to upload.", show_default="the sample photographs")
+        Path | None, typer.Option(metavar="DIR", help="Photographs to upload.", show_default="sample photographs")
     ] = None,
-    uploads: Annotated[int, typer.Option(min=4, max=1000, help="How many files to upload.")] = 40,
-    workers: Annotated[int, typer.Option(min=2, max=20, help="How many workers to start; one is killed.")] = 2,
-    output: Annotated[Path, typer.Option(help="Where the thumbnails and the contact sheet go.")] = Path("pgqueue-demo"),
+    uploads: Annotated[int, typer.Option(metavar="N", min=4, max=1000, help="How many files to upload.")] = 40,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=2, max=20, help="How many workers to start; one is killed.")
+    ] = 2,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the thumbnails and the contact sheet go.")] = Path(
+        "pgqueue-demo"
+    ),
     database_url: Annotated[
         str | None,
-        typer.Option(help="The database.", show_default="PGQUEUE_DATABASE_URL, or else a private PostgreSQL"),
+        typer.Option(metavar="URL", help="The database, instead of PGQUEUE_DATABASE_URL.", show_default=False),
     ] = None,
 ) -> None:
-    """Uploads photographs, makes thumbnails, kills a worker, and adds everything up.
+    """Upload photographs, make thumbnails, kill a worker, and add everything up.
 
     The example application of examples/avatars records each upload and enqueues its job in one transaction. One file is
     cut in half, one upload is rolled back, one worker is killed while it works. Exit status 0 says that every job is
     accounted for. In a database of yours, only the schemas pgqueue_demo and avatars_demo are touched.
     """
-    from pgqueue.errors import PgQueueError
-
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
+    url = database_url or getattr(context.obj, "database_url", None)
     try:
-        _run(images, uploads, workers, output, database_url)
-    except PgQueueError as error:
-        typer.echo(f"pgqueue demo: {error}", err=True)
-        raise typer.Exit(1) from None
+        _run(images, uploads, workers, output, url)
+    except Signalled as stopped:
+        typer.echo("pgqueue: the demo was stopped; its workers are ended", err=True)
+        raise typer.Exit(128 + stopped.number) from None
 
 
 def _run(images: Path | None, uploads: int, workers: int, output: Path, database_url: str | None) -> None:
@@ -71,8 +88,7 @@ def _run(images: Path | None, uploads: int, workers: int, output: Path, database
 def _stop(number: int, frame: FrameType | None) -> None:
     """Ends the demo by way of every `finally`; a second signal does not disturb that."""
     _be_deaf()
-    typer.echo("\nStopped; the workers are ended, and the database is left as it is.", err=True)
-    raise SystemExit(128 + number)
+    raise Signalled(number)
 
 
 def _be_deaf() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pgqueue.cli.database import configured, database
-from pgqueue.cli.errors import UsageMistake, usage
+from pgqueue.cli.errors import UsageMistake
 from pgqueue.cli.options import Place, Yes, placed
 from pgqueue.cli.output import write
 from pgqueue.cli.questions import confirm
@@ -25,7 +25,9 @@ def migrate(
     to: Annotated[
         str, typer.Option("--to", metavar="REV", help="A revision, up or down; base removes everything, with all jobs.")
     ] = "",
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for an empty database; connect to nothing.")] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL for an empty database; connect to nothing.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Say whether the schema fits; change nothing.")] = False,
     yes: Yes = False,
 ) -> int:
@@ -35,8 +37,7 @@ def migrate(
     if sql and check or check and to:
         raise UsageMistake("give --check alone, or --to with or without --sql")
     if sql:
-        with usage():
-            write(migrations.script(configured(place).schema, to or "head"))
+        write(migrations.script(configured(place).schema, to or "head"))
         return 0
     with database(place, ready=False) as settings:
         if check:
@@ -52,8 +53,7 @@ def _migrate(settings: Settings, to: str, yes: bool) -> int:
     url, schema = str(settings.database_url), settings.schema
     if to == migrations.BASE and migrations.current(url, schema=schema) is not None:
         confirm(f"this removes the schema {schema} with all its jobs", yes)
-    with usage():
-        done = migrations.to(url, to, schema=schema) if to else migrations.upgrade(url, schema=schema)
+    done = migrations.to(url, to, schema=schema) if to else migrations.upgrade(url, schema=schema)
     if done.before == done.after:
         write(f"schema {schema}: nothing to do ({_named(done.after)})")
     else:

@@ -34,7 +34,9 @@ TaskName = Annotated[str | None, typer.Option("--task", metavar="NAME", help="On
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1_000_000, help="At most so many.")]
 AppName = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:ATTR", help=f"Where the application's PgQueue is, instead of {APP_VARIABLE}."),
+    typer.Option(
+        "--app", metavar="MODULE:ATTR", help=f"Where the application's PgQueue is, instead of {APP_VARIABLE}."
+    ),
 ]
 
 
@@ -53,6 +55,11 @@ class Place:
             schema=self.schema if self.schema is not None else other.schema,
             quiet=self.quiet or other.quiet,
         )
+
+    def variables(self) -> dict[str, str]:
+        """The same as environment variables, for another process."""
+        named = {URL_VARIABLE: self.database_url, SCHEMA_VARIABLE: self.schema}
+        return {name: value for name, value in named.items() if value}
 
 
 def _print_version(wanted: bool) -> None:

@@ -197,7 +197,9 @@ class Parent:
     once. With `drain` nothing is restarted.
     """
 
-    def __init__(self, command: Sequence[str], quiet: Sequence[str], count: int, signals: Signals, *, drain: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], quiet: Sequence[str], count: int, signals: Signals, *, drain: bool
+    ) -> None:
         self._command = command
         self._quiet = quiet
         self._signals = signals

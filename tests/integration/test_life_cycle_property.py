@@ -53,6 +53,7 @@ class Expected:
     attempt: int = 0
     lost: int = 0
     token: int | None = None
+    last_token: int = 0
     cancel: bool = False
     due: int | None = None
     died: int = 0
@@ -167,14 +168,14 @@ class LifeCycle(RuleBasedStateMachine):
     def _claimed(self, taken: list[pgqueue.Job], queues: tuple[str, ...]) -> Any:
         order = [(queues.index(job.queue), self.jobs[job.id].line) for job in taken]
         assert order == sorted(order)
-        former = {job.token for job in self.jobs.values() if job.token is not None}
-        tokens = {job.queue: job.token for job in taken}
-        assert not set(tokens.values()) & former
+        held = {job.token for job in self.jobs.values()}
         for job in taken:
             known = self.jobs[job.id]
             assert known.state == "ready"
+            assert job.token > known.last_token
+            assert job.token not in held
             known.state, known.token, known.attempt = "running", job.token, known.attempt + 1
-            assert tokens[job.queue] == job.token
+            known.last_token = job.token
             assert (job.attempt, job.lost, job.priority) == (known.attempt, known.lost, known.priority)
         return multiple(*taken)
 

@@ -1,0 +1,97 @@
+"""pgqueue enqueue."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from pgqueue.cli.application import application
+from pgqueue.cli.database import queue as queue_of
+from pgqueue.cli.errors import UsageMistake, usage
+from pgqueue.cli.options import APP_VARIABLE, AppName, Place, placed
+from pgqueue.cli.output import write
+from pgqueue.client import PgQueue
+from pgqueue.config import validate_name
+from pgqueue.task import TaskOptions
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("enqueue")(enqueue)
+
+
+@placed
+def enqueue(
+    place: Place,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The name of the task, as in `pgqueue jobs`.")],
+    args: Annotated[str, typer.Option("--args", metavar="JSON", help="A list: the positional arguments.")] = "[]",
+    kwargs: Annotated[str, typer.Option("--kwargs", metavar="JSON", help="An object: the keywords.")] = "{}",
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Not the task's own queue.")] = None,
+    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="-100 to 100, higher first.")] = None,
+    delay: Annotated[float | None, typer.Option("--delay", metavar="S", help="Seconds to wait before it runs.")] = None,
+    max_attempts: Annotated[int | None, typer.Option("--max-attempts", metavar="N", help="Runs in all.")] = None,
+    app: AppName = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Enqueue without the application: name and arguments are not checked.")
+    ] = False,
+) -> int:
+    """Enqueue one job and print its id."""
+    positional = _parse("--args", args, list, "list, such as '[42]'")
+    keywords = _parse("--kwargs", kwargs, dict, """object, such as '{"upload_id": 42}'""")
+    chosen = {"queue": queue, "priority": priority, "delay": delay, "max_attempts": max_attempts}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    with usage():
+        validate_name("task", task)
+        TaskOptions().changed(options)
+    if unchecked:
+        with queue_of(place) as pq:
+            write(str(pq.enqueue(task, positional, keywords, **options)))
+        return 0
+    name = app or os.environ.get(APP_VARIABLE)
+    if not name:
+        raise UsageMistake("give --app module:attribute, so that name and arguments can be checked, or --unchecked")
+    with application(place, name) as core:
+        core.tasks.find(task)
+        op = core.enqueue_named_op(task, positional, keywords, options)
+        with PgQueue(core.settings.database_url, schema=core.settings.schema) as pq:
+            write(str(pq.run(op)))
+    return 0
+
+
+class _NotJson(ValueError):
+    """Python's reader would take it, JSON does not."""
+
+
+def _parse(option: str, text: str, kind: type, expected: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        place = f"character {error.colno}" if error.lineno == 1 else f"line {error.lineno}, character {error.colno}"
+        raise UsageMistake(f"{option} is not JSON: {error.msg} at {place}") from None
+    except (_NotJson, RecursionError) as error:
+        raise UsageMistake(f"{option} is not JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise UsageMistake(f"{option} must be a JSON {expected}")
+    return value
+
+
+def _refuse(word: str) -> NoReturn:
+    raise _NotJson(f"{word} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _NotJson(f"{text} is too large for a number")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise _NotJson("a key occurs twice in one object")
+    return value

@@ -1,0 +1,99 @@
+"""pgqueue jobs and pgqueue cancel."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import typer
+
+from pgqueue.cli.database import check_queue, queue
+from pgqueue.cli.errors import UsageMistake
+from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, placed
+from pgqueue.cli.output import decoded, without, write_json, write_table
+from pgqueue.ops.status import LiveJob
+
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", min=1, help="Ids of jobs.")]
+
+
+class State(enum.StrEnum):
+    """The states of live jobs."""
+
+    READY = "ready"
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("jobs")(jobs)
+    app.command("cancel")(cancel)
+
+
+@placed
+def jobs(
+    place: Place,
+    queue_name: QueueName = None,
+    task: TaskName = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    ids: Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Only this job; may be repeated.")] = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+    with_args: Annotated[bool, typer.Option("--args", help="Include the arguments; with --json only.")] = False,
+) -> int:
+    """Show live jobs, oldest first. The arguments are left out unless asked for."""
+    if with_args and not as_json:
+        raise UsageMistake("--args needs --json")
+    with queue(place) as pq:
+        check_queue(pq, queue_name)
+        found = pq.jobs(queue=queue_name, task=task, state=state, ids=ids or None, limit=limit)
+    if as_json:
+        write_json(_shown(job, with_args) for job in found)
+        return 0
+    write_table(
+        ["id", "queue", "task", "state", "priority", "attempt", "lost", "due", "created", "last error"],
+        [
+            (
+                job.id,
+                job.queue,
+                job.task,
+                f"{job.state}, cancelling" if job.cancel_requested else job.state,
+                job.priority,
+                f"{job.attempt}/{job.max_attempts}",
+                job.lost,
+                job.run_at,
+                job.created_at,
+                _last_error(job),
+            )
+            for job in found
+        ],
+    )
+    return 0
+
+
+@placed
+def cancel(place: Place, ids: Ids, as_json: AsJson = False) -> int:
+    """Cancel live jobs: what waits ends at once, what runs is asked to stop. Exit status 1 if one is not live."""
+    with queue(place) as pq:
+        answer = pq.cancel(dict.fromkeys(ids))
+    results = [(job_id, answer.get(job_id, "not live")) for job_id in dict.fromkeys(ids)]
+    if as_json:
+        write_json({"id": job_id, "result": result} for job_id, result in results)
+    else:
+        write_table(["id", "result"], results)
+    return int(len(answer) < len(results))
+
+
+def _shown(job: LiveJob, with_args: bool) -> Any:
+    more: dict[str, Any] = {"errors": decoded(job.errors_json) or []}
+    if with_args:
+        more |= {"args": decoded(job.args_json) or [], "kwargs": decoded(job.kwargs_json) or {}}
+    return without(job, "args_json", "kwargs_json", "errors_json", **more)
+
+
+def _last_error(job: LiveJob) -> str | None:
+    errors = decoded(job.errors_json)
+    if not isinstance(errors, list) or not errors or not isinstance(errors[-1], dict):
+        return None
+    last = errors[-1]
+    return ": ".join(str(last[key]) for key in ("type", "message") if last.get(key))

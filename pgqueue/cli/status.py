@@ -1,0 +1,79 @@
+"""pgqueue status and pgqueue workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from pgqueue.cli.database import check_queue, queue
+from pgqueue.cli.options import AsJson, Place, QueueName, placed
+from pgqueue.cli.output import write_json, write_table
+from pgqueue.ops.status import MOST
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status)
+    app.command("workers")(workers)
+
+
+@placed
+def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) -> int:
+    """Show every queue: how many jobs are ready, scheduled, running and dead."""
+    with queue(place) as pq:
+        check_queue(pq, queue_name)
+        found = pq.status(None if queue_name is None else [queue_name])
+    if as_json:
+        write_json(found)
+        return 0
+    write_table(
+        ["queue", "ready", "scheduled", "running", "dead", "oldest ready, s", "paused since"],
+        [
+            (
+                row.queue,
+                _count(row.ready),
+                _count(row.scheduled),
+                _count(row.running),
+                _count(row.dead),
+                row.oldest_ready,
+                row.paused_at,
+            )
+            for row in found
+        ],
+    )
+    return 0
+
+
+@placed
+def workers(place: Place, as_json: AsJson = False) -> int:
+    """Show every worker: what it serves, what it holds, and how long it has been silent."""
+    with queue(place) as pq:
+        found = pq.workers()
+    if as_json:
+        write_json(found)
+        return 0
+    write_table(
+        ["id", "name", "host", "pid", "queues", "concurrency", "holds", "lease, s", "silent, s", "started", "version"],
+        [
+            (
+                row.id,
+                row.name,
+                row.hostname,
+                row.pid,
+                row.queues,
+                row.concurrency,
+                row.held,
+                row.lease_seconds,
+                row.silent,
+                row.started_at,
+                row.version,
+            )
+            for row in found
+        ],
+    )
+    return 0
+
+
+def _count(number: int) -> Any:
+    return number if number < MOST else f"{MOST} or more"

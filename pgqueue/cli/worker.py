@@ -1,0 +1,205 @@
+"""pgqueue worker: the command, its log, and the thread that waits for signals while the worker works."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from typing import Annotated
+
+import typer
+
+from pgqueue import log
+from pgqueue.cli.application import app_name, application
+from pgqueue.cli.errors import UsageMistake, usage
+from pgqueue.cli.options import APP_VARIABLE, AppName, Place, placed
+from pgqueue.failure import one_line
+from pgqueue.worker import Worker, WorkerOptions
+from pgqueue.worker.processes import Line, Parent, Signals, this_program
+
+BRIEF = 1.0
+"""Seconds that a start under way gets when a stop was asked for before it had ended."""
+
+
+class LogLevel(enum.StrEnum):
+    """What --log-level takes. The hot events (claimed, started, settled) are logged at debug."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("worker")(worker)
+
+
+@placed
+def worker(
+    place: Place,
+    app: AppName = None,
+    queues: Annotated[
+        str, typer.Option("--queues", metavar="A,B", help="Serve these, in this order; else those of the tasks.")
+    ] = "",
+    concurrency: Annotated[int, typer.Option("--concurrency", metavar="N", help="Jobs at once, per process.")] = 10,
+    processes: Annotated[int, typer.Option("--processes", metavar="N", help="Processes under one parent.")] = 1,
+    lease: Annotated[float, typer.Option("--lease", metavar="S", help="Seconds until silence counts as loss.")] = 30.0,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option("--heartbeat", metavar="S", help="Seconds between renewals; else a third of the lease."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="S", help="Seconds that running jobs get after SIGTERM.")
+    ] = 30.0,
+    poll: Annotated[float, typer.Option("--poll", metavar="S", help="Seconds between looks without notice.")] = 1.0,
+    drain: Annotated[bool, typer.Option("--drain", help="Leave when the queues are empty.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="LABEL", help="A label for `pgqueue workers`.")] = None,
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="What to log on stderr.")] = LogLevel.INFO,
+    line: Annotated[int | None, typer.Option("--line", hidden=True)] = None,
+) -> int:
+    """Run the jobs of an application.
+
+    SIGTERM, SIGINT and SIGHUP end it gracefully: no new jobs, those that run get --grace seconds. A second signal gives
+    back at once what still runs, with no attempt burned. Nothing is reloaded on SIGHUP.
+    """
+    with usage():
+        options = WorkerOptions(
+            queues=_split(queues),
+            concurrency=concurrency,
+            lease=lease,
+            heartbeat=heartbeat,
+            grace=grace,
+            poll=poll,
+            drain=drain,
+            name=name,
+        )
+    if not 1 <= processes <= 256:
+        raise UsageMistake(f"--processes must be between 1 and 256, not {processes}")
+    chosen = app_name(app)
+    level = logging.getLevelNamesMapping()[log_level.name]
+    signals = Signals()
+    signals.install(children=processes > 1)
+    if processes > 1:
+        return _parent(place, chosen, options, processes, log_level, signals)
+    with application(place, chosen) as core:
+        signals.install()  # once more: what was imported may have put its own handlers in place
+        _log_to_stderr(level)
+        log.subscribe_logging(core.events)
+        with usage():
+            work = Worker(core, options)
+        return Running(work, signals, Line(line) if line is not None else None).run()
+
+
+def _split(queues: str) -> tuple[str, ...] | None:
+    if not queues.strip():
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in queues.split(",")))
+    if "" in names:
+        raise UsageMistake(f"--queues {queues!r}: an empty name between two commas")
+    return names
+
+
+class Running:
+    """One worker at work in a thread of its own; this thread waits for requests to stop, and for its end.
+
+    What a signal to this process and the parent's request over the line ask for is the same thing: where a supervisor
+    signals both, it is one request. So the larger of the two counts decides, not their sum.
+    """
+
+    def __init__(self, worker: Worker, signals: Signals, line: Line | None) -> None:
+        self._worker = worker
+        self._signals = signals
+        self._line = line
+        self._heard = 0
+        self._stops = 0
+        self._error: BaseException | None = None
+        self._status = 0
+        self._over = threading.Event()
+
+    def run(self) -> int:
+        """The exit status of the worker; raises what its start raised."""
+        self._signals.starting = False
+        threading.Thread(target=self._work, name="pgqueue-worker", daemon=True).start()
+        told, give_up_at = False, float("inf")
+        while not self._over.is_set():
+            started = self._worker.started.is_set()
+            if started and not told and self._line:
+                self._line.started()
+            told = told or started
+            if self._stops and not started and time.monotonic() >= give_up_at:
+                log.say(log.STOPPED_EARLY)
+                return 0
+            self._listen(1.0 if told else 0.05)
+            if self._stops and give_up_at == float("inf"):
+                give_up_at = time.monotonic() + BRIEF
+        if self._error is not None and not (self._stops and not self._worker.started.is_set()):
+            raise self._error
+        return self._status
+
+    def _work(self) -> None:
+        try:
+            self._status = self._worker.run()
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._error = error
+        finally:
+            self._over.set()
+            self._signals.wake()
+
+    def _listen(self, seconds: float) -> None:
+        heard, readable = self._signals.wait(seconds, self._line.sockets() if self._line else ())
+        self._heard += heard
+        if readable and self._line:
+            self._line.read()
+        wanted = max(self._heard, self._line.asked if self._line else 0)
+        while self._stops < wanted:
+            log.say(log.STOP_NOW if self._stops else log.STOP_REQUESTED)
+            self._worker.stop()
+            self._stops += 1
+
+
+def _parent(place: Place, app: str, options: WorkerOptions, count: int, log_level: LogLevel, signals: Signals) -> int:
+    import os
+
+    _log_to_stderr(logging.getLevelNamesMapping()[log_level.name])
+    # The URL travels in the environment: a command line can be read by everybody on the machine.
+    words = ["worker", "--app", app, "--log-level", log_level.value, *_words(options)]
+    for variable, value in place.variables().items():
+        os.environ[variable] = value
+    signals.starting = False
+    return Parent(this_program(words), ["--quiet"], count, signals, drain=options.drain).run()
+
+
+def _words(options: WorkerOptions) -> list[str]:
+    words = []
+    for option, value in (
+        ("--queues", ",".join(options.queues or ())),
+        ("--concurrency", options.concurrency),
+        ("--lease", options.lease),
+        ("--heartbeat", options.heartbeat),
+        ("--grace", options.grace),
+        ("--poll", options.poll),
+        ("--name", options.name),
+    ):
+        if value not in (None, ""):
+            words += [option, str(value)]
+    return [*words, "--drain"] if options.drain else words
+
+
+class _OneLine(logging.Formatter):
+    """One record, one line, but for tracebacks: a text with a newline in it must not look like two records."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        record.message = one_line(record.message, 8192)
+        return super().formatMessage(record)
+
+
+def _log_to_stderr(level: int) -> None:
+    """Log to stderr, unless the application has configured logging itself; then only our level is set."""
+    log.logger.setLevel(level)
+    log.logger.disabled = False  # an application's dictConfig switches off what it does not know
+    if not logging.root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"))
+        logging.root.addHandler(handler)

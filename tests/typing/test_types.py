@@ -1,0 +1,22 @@
+"""The public types, as a type checker of a user sees them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def test_tasks_keep_their_signatures_and_wrong_arguments_are_found() -> None:
+    pytest.importorskip("mypy")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "/dev/null", str(HERE / "check_tasks.py")],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parents[1],
+    )
+    assert done.returncode == 0, done.stdout
