@@ -27,7 +27,8 @@ class Job:
     """One claimed job.
 
     `token` is the fencing token of this claim: every settle checks it, and a handler may use it in its own writes
-    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1.
+    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1. `created_at`
+    is None where the row holds a time that Python cannot, such as infinity.
     """
 
     id: int
@@ -40,7 +41,7 @@ class Job:
     priority: int
     position: int
     timeout: float | None
-    created_at: datetime
+    created_at: datetime | None
     args_json: str | None = field(repr=False)
     kwargs_json: str | None = field(repr=False)
     retry_json: str | None = field(repr=False)

@@ -76,10 +76,10 @@ def subscribe_logging(bus: Bus, to: logging.Logger = logger) -> Callable[[], Non
     return bus.subscribe(write)
 
 
-def say(wording: Wording, to: logging.Logger = logger, **facts: Any) -> None:
+def say(wording: Wording, **facts: Any) -> None:
     """Log a line that belongs to no event."""
     level, text = wording
-    to.log(level, "%s", _line(text, facts))
+    logger.log(level, "%s", _line(text, facts))
 
 
 def _wording(event: Event) -> Wording:

@@ -79,7 +79,7 @@ def _guarded(check: Callable[[Connection, str], Finding], connection: Connection
         )
 
 
-def _ask(connection: Connection, query: sql.Composable | sql.SQL, *params: Any) -> list[tuple[Any, ...]]:
+def _ask(connection: Connection, query: sql.SQL | sql.Composed, *params: Any) -> list[tuple[Any, ...]]:
     return connection.execute(query, params or None).fetchall()
 
 

@@ -16,8 +16,8 @@ from pgqueue.client import PgQueue
 from pgqueue.failure import one_line
 from pgqueue.ops.dead_letter import DeadLetter
 
-SomeIds = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", min=1, help="Ids of dead letters.")]
-ShownIds = Annotated[list[int], typer.Argument(metavar="ID...", min=1, help="Ids of dead letters.")]
+SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", min=1, help="Ids of dead letters.")]
+ShownIds = Annotated[list[int], typer.Argument(metavar="ID", min=1, help="Ids of dead letters.")]
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print how many it would be.")]
 
@@ -122,13 +122,15 @@ def _selection(ids: list[int] | None, queue_name: str | None, task: str | None, 
     return {"ids": ids or None, "queue": queue_name, "task": task}
 
 
-def _ask(pq: PgQueue, verb: str, selection: dict[str, Any], yes: bool, dry_run: bool, **older: float) -> int | None:
+def _ask(
+    pq: PgQueue, verb: str, selection: dict[str, Any], yes: bool, dry_run: bool, older_than: float = 0.0
+) -> int | None:
     """None to go on; an exit status when the command ends here."""
     check_queue(pq, selection["queue"])
     by_ids_alone = selection["ids"] and selection["queue"] is None and selection["task"] is None
     if by_ids_alone and not dry_run:
         return None
-    count = pq.count_dead_letters(**selection, **older)
+    count = pq.count_dead_letters(**selection, older_than=older_than)
     if dry_run:
         write(str(count))
         return 0

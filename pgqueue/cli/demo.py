@@ -70,11 +70,12 @@ def _run(images: Path | None, uploads: int, workers: int, output: Path, database
 
     if importlib.util.find_spec("PIL") is None:
         raise extra_is_missing("Pillow")
-    from pgqueue.demo.director import Plan, play
+    from pgqueue.demo.director import Plan, play, prepare, report
     from pgqueue.demo.display import Display
 
     display = Display()
     plan = Plan(images=images, uploads=uploads, workers=workers, output=output)
+    props = prepare(plan, display)
     url = load_settings({"database_url": database_url}).database_url
     with ExitStack() as stack:
         if url is None:
@@ -82,7 +83,8 @@ def _run(images: Path | None, uploads: int, workers: int, output: Path, database
             display.say(f"no database is configured: PostgreSQL {server.version} runs in {server.data.parent}")
             url = server.url
         stack.callback(_be_deaf)  # the end of the server is not to be interrupted
-        play(plan, url, display, began)
+        audit = play(plan, props, url, display)
+    report(audit, plan, props, display, began)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

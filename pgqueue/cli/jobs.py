@@ -13,7 +13,7 @@ from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, place
 from pgqueue.cli.output import decoded, without, write_json, write_table
 from pgqueue.ops.status import LiveJob
 
-Ids = Annotated[list[int], typer.Argument(metavar="ID...", min=1, help="Ids of jobs.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID", min=1, help="Ids of jobs.")]
 
 
 class State(enum.StrEnum):
@@ -35,7 +35,9 @@ def jobs(
     place: Place,
     queue_name: QueueName = None,
     task: TaskName = None,
-    state: Annotated[State | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    state: Annotated[
+        State | None, typer.Option("--state", metavar="STATE", help="Only ready, scheduled or running jobs.")
+    ] = None,
     ids: Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Only this job; may be repeated.")] = None,
     limit: Limit = 50,
     as_json: AsJson = False,

@@ -34,7 +34,7 @@ def migrate(
     """Make the schema, or bring it to the newest revision."""
     from pgqueue import migrate as migrations
 
-    if sql and check or check and to:
+    if check and (sql or to):
         raise UsageMistake("give --check alone, or --to with or without --sql")
     if sql:
         write(migrations.script(configured(place).schema, to or "head"))

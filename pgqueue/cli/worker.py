@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import threading
 import time
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 from pgqueue import log
 from pgqueue.cli.application import app_name, application
 from pgqueue.cli.errors import UsageMistake, usage
-from pgqueue.cli.options import APP_VARIABLE, AppName, Place, placed
+from pgqueue.cli.options import AppName, Place, placed
 from pgqueue.failure import one_line
 from pgqueue.worker import Worker, WorkerOptions
 from pgqueue.worker.processes import Line, Parent, Signals, this_program
@@ -56,7 +57,9 @@ def worker(
     poll: Annotated[float, typer.Option("--poll", metavar="S", help="Seconds between looks without notice.")] = 1.0,
     drain: Annotated[bool, typer.Option("--drain", help="Leave when the queues are empty.")] = False,
     name: Annotated[str | None, typer.Option("--name", metavar="LABEL", help="A label for `pgqueue workers`.")] = None,
-    log_level: Annotated[LogLevel, typer.Option("--log-level", help="What to log on stderr.")] = LogLevel.INFO,
+    log_level: Annotated[
+        LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error, on stderr.")
+    ] = LogLevel.INFO,
     line: Annotated[int | None, typer.Option("--line", hidden=True)] = None,
 ) -> int:
     """Run the jobs of an application.
@@ -160,8 +163,6 @@ class Running:
 
 
 def _parent(place: Place, app: str, options: WorkerOptions, count: int, log_level: LogLevel, signals: Signals) -> int:
-    import os
-
     _log_to_stderr(logging.getLevelNamesMapping()[log_level.name])
     # The URL travels in the environment: a command line can be read by everybody on the machine.
     words = ["worker", "--app", app, "--log-level", log_level.value, *_words(options)]

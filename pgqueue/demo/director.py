@@ -48,33 +48,67 @@ class Recorded:
     rolled_back: int
 
 
-def play(plan: Plan, database_url: str, display: Display, began: float) -> None:
-    """Run the demo. DemoError says what is missing, or which sum does not agree at the end."""
-    pictures = _pictures(plan, display)
-    output = _clean_output(plan.output)
-    thumbnails, sheet = output / "thumbnails", output / "contact-sheet.png"
-    settings = stage.environment(database_url, thumbnails)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Props:
+    """What is needed before a database is: the photographs, and an empty folder for the results."""
+
+    photographs: list[Path]
+    output: Path
+
+    @property
+    def thumbnails(self) -> Path:
+        """Where the workers put thumbnails."""
+        return self.output / "thumbnails"
+
+    @property
+    def sheet(self) -> Path:
+        """The contact sheet."""
+        return self.output / "contact-sheet.png"
+
+    @property
+    def logs(self) -> Path:
+        """What the workers print."""
+        return self.output / "logs"
+
+
+def prepare(plan: Plan, display: Display) -> Props:
+    """Find the photographs and make room for the results. DemoError says what is missing or in the way."""
+    return Props(photographs=_photographs(plan, display), output=_clean_output(plan.output))
+
+
+def play(plan: Plan, props: Props, database_url: str, display: Display) -> Audit:
+    """Run the demo, and read back what became of everything. DemoError when it cannot be run to its end."""
+    settings = stage.environment(database_url, props.thumbnails)
     app = stage.load_app(settings)
-    with (
-        translated_errors(database_url, stage.QUEUE_SCHEMA),
-        stage.clean_stage(database_url) as connection,
-    ):
+    with translated_errors(database_url, stage.QUEUE_SCHEMA), stage.clean_stage(database_url) as connection:
         connection.execute(app.TABLES)
-        recorded = _record(app, connection, pictures, plan.uploads, display)
-        with Workers(plan.workers, environment=settings, logs=output / "logs") as workers:
+        recorded = _record(app, connection, props.photographs, plan.uploads, display)
+        with Workers(plan.workers, environment=settings, logs=props.logs) as workers:
             killed = _work(workers, connection, recorded.uploads, display)
-        audit = Audit(
+        return Audit(
             recorded=recorded.uploads,
             broken=recorded.broken,
             rolled_back=recorded.rolled_back,
             killed=killed,
             stories=read_stories(connection),
-            thumbnails=thumbnails,
+            thumbnails=props.thumbnails,
         )
-    _report(audit, plan, sheet, display, began)
 
 
-def _pictures(plan: Plan, display: Display) -> list[Path]:
+def report(audit: Audit, plan: Plan, props: Props, display: Display, began: float) -> None:
+    """Print the table, draw the contact sheet. DemoError names the first sum that does not agree."""
+    contact_sheet(audit, props.sheet)
+    display.table(displays.sums(audit, workers=plan.workers, seconds=time.monotonic() - began))
+    complaint = audit.complaint()
+    if complaint is not None:
+        raise DemoError(f"The sums do not agree: {complaint}")
+    display.say(f"contact sheet  {props.sheet}")
+    display.say(f"thumbnails     {props.thumbnails}")
+    display.say(f"worker logs    {props.logs}")
+    display.say("All sums agree.")
+
+
+def _photographs(plan: Plan, display: Display) -> list[Path]:
     if plan.images is None:
         pictures = photographs.sample_photographs()
         display.say(f"{len(pictures)} sample photographs: {', '.join(picture.name for picture in pictures)}")
@@ -153,16 +187,3 @@ def _wait(
         time.sleep(LOOK_EVERY)
     workers.check(killed)
     counter.to(connection.execute(PROGRESS.encode()).fetchall()[0][0])
-
-
-def _report(audit: Audit, plan: Plan, sheet: Path, display: Display, began: float) -> None:
-    complaint = audit.complaint()
-    if complaint is None:
-        contact_sheet(audit, sheet)
-    seconds = time.monotonic() - began
-    display.table(displays.sums(audit, workers=plan.workers, seconds=seconds))
-    if complaint is not None:
-        raise DemoError(f"The sums do not agree: {complaint}")
-    for line in displays.paths(sheet.parent, sheet, audit.thumbnails):
-        display.say(line)
-    display.say("All sums agree.")

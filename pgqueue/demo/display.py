@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -112,8 +111,3 @@ def sums(audit: Audit, *, workers: int, seconds: float) -> list[tuple[str, str, 
 def numbers(stories: Iterable[Story]) -> str:
     """The uploads' numbers in a row."""
     return ", ".join(str(story.upload_id) for story in stories)
-
-
-def paths(output: Path, sheet: Path, thumbnails: Path) -> list[str]:
-    """Where everything lies."""
-    return [f"contact sheet  {sheet}", f"thumbnails     {thumbnails}", f"worker logs    {output / 'logs'}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from pgqueue.demo.audit import Audit, Story
+from pgqueue.demo.audit import Audit, Story, is_thumbnail
 
 TILE, GAP, CAPTION, MARGIN, HEAD = 168, 22, 50, 52, 132
 RADIUS = 18
@@ -72,7 +72,7 @@ def _look(story: Story) -> _Look:
 
 
 def _picture(story: Story) -> Image.Image:
-    if not story.file:
+    if not story.file or not is_thumbnail(Path(story.file)):
         return Image.new("RGB", (TILE, TILE), CARD)
     with Image.open(story.file) as image:
         return ImageOps.fit(image.convert("RGB"), (TILE, TILE), Image.Resampling.LANCZOS)

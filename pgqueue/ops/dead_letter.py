@@ -28,7 +28,7 @@ class DeadLetter:
     lost: int
     headers_json: str | None
     errors_json: str | None
-    created_at: datetime
+    created_at: datetime | None
     reason: str
     died_at: datetime
 

@@ -38,7 +38,7 @@ class LiveJob:
     max_attempts: int
     lost: int
     run_at: datetime | None
-    created_at: datetime
+    created_at: datetime | None
     cancel_requested: bool
     args_json: str | None
     kwargs_json: str | None

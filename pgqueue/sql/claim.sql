@@ -8,6 +8,7 @@
 --   inner select again and claim more than `limit`.
 -- NO KEY: does not conflict with the key-share locks of a host's foreign keys. SKIP LOCKED: claimers do not queue up.
 -- lease_id and attempt are in no index: the update stays on its page (HOT).
+-- CASE around created_at: a time beyond Python's years (infinity, written by hand) must not make the whole batch unreadable.
 -- relaxed: a lost claim is a redelivery, so it needs no fsync; set for this transaction only, and never in a caller's.
 WITH ready AS MATERIALIZED (
     SELECT j.id
@@ -37,7 +38,8 @@ UPDATE {schema}.job AS j
 SET lease_id = granted.id, attempt = j.attempt + 1
 FROM granted
 WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM ready))
-RETURNING j.id, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout, j.created_at,
+RETURNING j.id, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout,
+          CASE WHEN j.created_at >= '0001-01-02' AND j.created_at < '9999-12-30' THEN j.created_at END,
           j.args::text, j.kwargs::text, j.retry::text, j.headers::text
 
 -- name: lease_extend

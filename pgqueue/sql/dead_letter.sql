@@ -1,7 +1,8 @@
 -- name: dead_list
 -- Newest first. Every filter is optional.
 SELECT id, queue, task, args::text, kwargs::text, priority, attempt, max_attempts, lost, headers::text, errors::text,
-       created_at, reason, died_at
+       CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-30' THEN created_at END,
+       reason, died_at
 FROM {schema}.dead_letter
 WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
   AND (%(task)s::text IS NULL OR task = %(task)s::text)

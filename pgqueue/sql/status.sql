@@ -42,10 +42,13 @@ SELECT (SELECT count(*) FROM (
         ORDER BY priority DESC, position LIMIT 1)
 
 -- name: job_list
--- Live jobs, oldest id first. The state is derived: it is stored nowhere, so it cannot disagree with the row.
+-- Live jobs, oldest id first. Times beyond Python's years are left out, as in job_claim. The state is derived: it is stored nowhere, so it cannot disagree with the row.
 SELECT id, queue, task,
        CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled' ELSE 'ready' END AS state,
-       priority, attempt, max_attempts, lost, run_at, created_at, cancel_requested, args::text, kwargs::text, errors::text
+       priority, attempt, max_attempts, lost,
+       CASE WHEN run_at >= '0001-01-02' AND run_at < '9999-12-30' THEN run_at END,
+       CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-30' THEN created_at END,
+       cancel_requested, args::text, kwargs::text, errors::text
 FROM {schema}.job
 WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
   AND (%(task)s::text IS NULL OR task = %(task)s::text)

@@ -25,6 +25,7 @@ AHEAD = 0.05
 """Seconds of work to hold in the buffer: more would take fast jobs from other workers, less would leave runners waiting."""
 MOST_AHEAD = 1000
 BACKLOG = 5000
+DRAIN_POLL = 0.1
 
 
 class Claimer(Loop):
@@ -96,7 +97,7 @@ class Claimer(Loop):
         self.link.close()
 
     def _until_next(self, room: int) -> float:
-        pause = self.options.poll * random.uniform(0.8, 1.2)
+        pause = (DRAIN_POLL if self.options.drain else self.options.poll) * random.uniform(0.8, 1.2)
         owed = [seconds for hint in self._hints.values() if (seconds := hint.owed_in()) is not None]
         if room > 0 and owed:
             pause = min(pause, max(0.001, min(owed)))

@@ -69,13 +69,13 @@ class Signals:
 
     def wait(self, seconds: float, others: Iterable[socket.socket] = ()) -> tuple[int, list[socket.socket]]:
         """How many stop signals came, and which of `others` can be read; after `seconds` at the latest."""
-        readable, _, _ = select.select([self._reader, *others], [], [], max(0.0, seconds))
+        by_descriptor = {other.fileno(): other for other in others}
+        readable, _, _ = select.select([self._reader, *by_descriptor], [], [], max(0.0, seconds))
         heard = 0
         if self._reader in readable:
-            readable.remove(self._reader)
             with suppress(BlockingIOError):
                 heard = sum(byte in stop_signals() for byte in os.read(self._reader, 4096))
-        return heard, readable
+        return heard, [by_descriptor[descriptor] for descriptor in readable if descriptor in by_descriptor]
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.starting:
@@ -245,7 +245,7 @@ class Parent:
         if left is None:
             return
         pid, status = left
-        facts = {"parent": os.getpid(), "number": child.number, "pid": pid, "status": _shown(status)}
+        facts: dict[str, object] = {"parent": os.getpid(), "number": child.number, "pid": pid, "status": _shown(status)}
         if self._stopping or self._drain:
             # Killed by our own SIGTERM before it could listen: it had nothing to finish.
             child.status = 0 if self._stopping and not child.started and status == -signal.SIGTERM else status

@@ -337,3 +337,22 @@ async def test_the_async_client_shares_a_pool_between_tasks(database: str) -> No
         assert len(jobs) == 50
         await pq.complete(jobs)
         assert await pq.status() == []
+
+
+def test_rows_with_infinite_times_neither_break_claims_nor_lists(
+    pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
+) -> None:
+    for created, run in (("infinity", None), ("-infinity", "-infinity"), ("20000-01-01", "infinity"), ("now", None)):
+        admin.execute(
+            "INSERT INTO pgqueue.job (queue, task, created_at, run_at, position, max_attempts) "
+            "VALUES ('q', 't', %s, %s, CASE WHEN %s::text IS NULL THEN nextval('pgqueue.job_id_seq') END, 1)",
+            [created, run, run],
+        )
+    assert len(pq.jobs()) == 4
+    assert len(pq.status()) == 1
+    jobs = pq.claim("q", limit=10)
+    assert [job.created_at is None for job in jobs] == [True, False, True]
+    pq.fail(jobs, "x")
+    assert len(pq.dead_letters()) == 3
+    assert [job.state for job in pq.jobs()] == ["scheduled"]
+    assert pq.promote("q") == []

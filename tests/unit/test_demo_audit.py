@@ -69,7 +69,7 @@ def added(*values: Any) -> Callable[[Stories], None]:
         (changed(2, state="unfinished"), "The job of upload 4 is unfinished."),
         (changed(2, state="dead", failed=1), "2 dead letters, but 1 broken files uploaded."),
         (changed(2, attempts=2), "7 attempts, but 6 runs that completed, failed or were lost."),
-        (changed(0, attempts=1, lost=0), "The killed worker held the jobs of uploads [1], and nobody rescued them."),
+        (changed(0, attempts=1, lost=0), "The killed worker held the jobs of uploads 1, and none of them was rescued."),
         (changed(2, file=None), "Thumbnails on disk and in the table differ by 4.jpg."),
         (changed(1, file="/x/4.jpg"), "Upload 3 is dead and has a thumbnail."),
     ],
