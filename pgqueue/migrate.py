@@ -214,7 +214,7 @@ def _read_version(connection: Connection, schema: str) -> str | None:
     )
     if connection.exec_driver_sql(found, (schema, VERSION_TABLE)).first() is None:
         return None
-    rows = connection.exec_driver_sql(f'SELECT version_num FROM "{schema}".{VERSION_TABLE}').scalars().all()
+    rows = connection.exec_driver_sql(f'SELECT version_num FROM "{schema}".{VERSION_TABLE}').scalars().all()  # noqa: S608 - a validated name
     if len(rows) > 1:
         raise SchemaError(
             f"{schema}.{VERSION_TABLE} holds {len(rows)} revisions instead of one: {', '.join(sorted(rows))}"

@@ -31,7 +31,7 @@ _REASON_BYTES = 500
 _S = TypeVar("_S", bound="Signal")
 
 
-class Signal(Exception):  # noqa: N818 (an answer, not an error)
+class Signal(Exception):
     """The root of what a handler raises to steer its own job: answers, not errors."""
 
     reason: str = ""

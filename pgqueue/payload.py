@@ -238,7 +238,7 @@ def _audit(name: str, text: str) -> None:
         raise PayloadDecodeError(f"{name}: nested too deep for the stack that is left") from None
 
 
-class _TooLarge(Exception):  # noqa: N818 (never leaves this module)
+class _TooLarge(Exception):
     """The value cannot fit, whatever the rest of it holds."""
 
 

@@ -207,9 +207,8 @@ def _expired_leases(connection: Connection, schema: str) -> Finding:
 
 
 def _workers(settings: Settings) -> Iterator[Finding]:
-    options = dataclasses.asdict(settings)
     try:
-        with PgQueue(options.pop("database_url"), **options) as pq:
+        with PgQueue(**dataclasses.asdict(settings)) as pq:
             workers, queues = pq.workers(), pq.status()
     except (PgQueueError, psycopg.Error) as error:
         yield Finding(check="workers", level=Level.FAIL, found=sentence(error))

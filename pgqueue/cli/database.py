@@ -34,10 +34,8 @@ def database(place: Place, *, ready: bool = True) -> Iterator[Settings]:
 @contextmanager
 def queue(place: Place) -> Iterator[PgQueue]:
     """A PgQueue on the database of this command."""
-    with database(place) as settings:
-        options = dataclasses.asdict(settings)
-        with PgQueue(options.pop("database_url"), **options) as pq:
-            yield pq
+    with database(place) as settings, PgQueue(**dataclasses.asdict(settings)) as pq:
+        yield pq
 
 
 @contextmanager

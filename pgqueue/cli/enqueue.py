@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -57,7 +58,7 @@ def enqueue(
     with application(place, name) as core:
         core.tasks.find(task)
         op = core.enqueue_named_op(task, positional, keywords, options)
-        with PgQueue(core.settings.database_url, schema=core.settings.schema) as pq:
+        with PgQueue(**dataclasses.asdict(core.settings)) as pq:
             write(str(pq.run(op)))
     return 0
 

@@ -56,7 +56,10 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
     if "--traceback" in arguments:
         trace = "".join(traceback.format_exception(error))
         _write("\n".join(one_line(hide_passwords(line), _LONGEST) for line in trace.splitlines()))
-    _write(f"pgqueue: {sentence(error)}")
+    if type(error).__name__ == "NoArgsIsHelpError":  # called without a command: the text is the help
+        _write(_words(error))
+    else:
+        _write(f"pgqueue: {sentence(error)}")
     return _status(error)
 
 
@@ -67,9 +70,8 @@ def sentence(error: BaseException) -> str:
 
 def hide_passwords(text: str) -> str:
     """`text` with every password of a connection string replaced."""
-    for variable in ("PGPASSWORD",):
-        if secret := os.environ.get(variable):
-            text = text.replace(secret, "***")
+    if secret := os.environ.get("PGPASSWORD"):
+        text = text.replace(secret, "***")
     return _IN_KEYWORDS.sub(r"\g<head>***", _IN_URL.sub(r"\g<head>***@", text))
 
 

@@ -89,10 +89,13 @@ def worker(
     with application(place, chosen) as core:
         signals.install()  # once more: what was imported may have put its own handlers in place
         _log_to_stderr(level)
-        log.subscribe_logging(core.events)
+        end_log = log.subscribe_logging(core.events)
         with usage():
             work = Worker(core, options)
-        return Running(work, signals, Line(line) if line is not None else None).run()
+        try:
+            return Running(work, signals, Line(line) if line is not None else None).run()
+        finally:
+            end_log()  # what is left of the worker must not complain that its private server goes away
 
 
 def _split(queues: str) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ def _draw_broken(draw: ImageDraw.ImageDraw, left: int, top: int) -> None:
     draw.text((left + TILE // 2, bottom), "cannot be read", QUIET, _font(13), anchor="ma")
 
 
+@functools.cache
 def _rounded(size: int = TILE, radius: int = RADIUS) -> Image.Image:
     mask = Image.new("L", (size * SMOOTH, size * SMOOTH), 0)
     ImageDraw.Draw(mask).rounded_rectangle((0, 0, size * SMOOTH - 1, size * SMOOTH - 1), radius * SMOOTH, fill=255)
@@ -96,7 +98,7 @@ def _rounded(size: int = TILE, radius: int = RADIUS) -> Image.Image:
 
 def _frame() -> Image.Image:
     """The mask of a thin line around a tile, two pixels away from it."""
-    outer = _rounded(TILE + 10, RADIUS + 5)
+    outer = _rounded(TILE + 10, RADIUS + 5).copy()
     outer.paste(0, (3, 3), _rounded(TILE + 4, RADIUS + 2))
     return outer
 

@@ -72,7 +72,7 @@ class Settler(Loop):
         """The connection is closed by the link; the batch stays."""
 
     def finish(self) -> None:
-        """Write what is left, for a bounded time: leases cover what a server that does not answer keeps from being written."""
+        """Write what is left, for a bounded time: what cannot be written then, the leases cover."""
         end = time.monotonic() + LAST_WRITES
         while (self._batch or self._inbox.qsize()) and time.monotonic() < end:
             try:

@@ -80,7 +80,9 @@ async def test_the_whole_life_of_jobs_runs_in_the_callers_transaction(caller: Ca
     assert look("id, reason FROM pgqueue.dead_letter") == [(ids[2], "ValueError: still no ink")]
     assert await caller.do("redrive", ids=[ids[2]]) == [ids[2]]
     await caller.commit()
-    assert look("attempt, jsonb_array_length(errors) FROM pgqueue.job WHERE lease_id IS NULL AND attempt = 0") == [(0, 2)]
+    assert look("attempt, jsonb_array_length(errors) FROM pgqueue.job WHERE lease_id IS NULL AND attempt = 0") == [
+        (0, 2)
+    ]
 
 
 async def test_a_rolled_back_completion_is_as_if_it_never_happened(caller: Caller, look: Any) -> None:

@@ -41,7 +41,9 @@ def test_bulk_ids_follow_the_order_of_the_input(
     assert [row[2] for row in rows] == ids
 
 
-def test_a_bulk_with_one_bad_call_leaves_nothing(work: pgqueue.Task[[int], None], admin: psycopg.Connection[Any]) -> None:
+def test_a_bulk_with_one_bad_call_leaves_nothing(
+    work: pgqueue.Task[[int], None], admin: psycopg.Connection[Any]
+) -> None:
     with pytest.raises(pgqueue.PayloadError, match=r"args\[0\]"):
         work.enqueue_many((float("nan") if number == 11_000 else number,) for number in range(12_000))
     with pytest.raises(pgqueue.ArgumentsDoNotBind):
@@ -70,14 +72,20 @@ def test_a_million_jobs_from_a_generator_need_little_memory(database: str, admin
         print(grown // 1024)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), database], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, "-c", textwrap.dedent(script), database],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
     )
     # The list of a million ids alone takes about 40 MB; the jobs themselves would take 300 MB and more.
     assert int(done.stdout) < 120
     assert count(admin, "job") == 1_010_000
 
 
-def test_jobs_run_in_the_order_of_priority_and_then_of_arrival(work: pgqueue.Task[[int], None], pq: pgqueue.PgQueue) -> None:
+def test_jobs_run_in_the_order_of_priority_and_then_of_arrival(
+    work: pgqueue.Task[[int], None], pq: pgqueue.PgQueue
+) -> None:
     for number, priority in enumerate((0, -100, 100, 0, 5, 100)):
         work.options(priority=priority).enqueue(number)
     assert [job.args[0] for job in pq.claim("q", limit=4)] == [2, 5, 4, 0]
@@ -234,9 +242,8 @@ async def test_connections_of_the_wrong_kind_are_refused_in_one_sentence(databas
     async with await psycopg.AsyncConnection.connect(database) as connection:
         with pytest.raises(pgqueue.UnsupportedConnection, match="AsyncPgQueue"):
             pq.enqueue("anything", using=connection)
-    with psycopg.connect(database) as sync:
-        with pytest.raises(pgqueue.UnsupportedConnection, match="synchronous"):
-            await asynchronous.enqueue("anything", using=sync)
+    with psycopg.connect(database) as sync, pytest.raises(pgqueue.UnsupportedConnection, match="synchronous"):
+        await asynchronous.enqueue("anything", using=sync)
     engine = create_async_engine(sqlalchemy_url(database, "asyncpg"))
     async with engine.connect() as on_asyncpg:
         with pytest.raises(pgqueue.UnsupportedConnection, match="asyncpg"):

@@ -16,9 +16,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_the_examples_of_a_page_run(
-    page: Path, database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_examples_of_a_page_run(page: Path, database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PGQUEUE_DATABASE_URL", database)
     monkeypatch.setenv("PGQUEUE_DATA_DIR", str(tmp_path))
     namespace: dict[str, object] = {"__name__": "example"}

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     consumes,
     invariant,
     multiple,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -38,6 +39,7 @@ SETTINGS = settings(
 )
 
 Place = tuple[int, int, int]
+Picks = list[tuple[str, int]]
 
 
 @dataclasses.dataclass
@@ -71,6 +73,7 @@ def shared_database(server_url: str, template: str) -> Iterator[str]:
     execute(server_url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
 
+@pytest.mark.timeout(420)  # takes ten seconds; a failure may be shrunk for five minutes
 def test_no_sequence_of_operations_breaks_a_promise(shared_database: str) -> None:
     with (
         pgqueue.PgQueue(shared_database) as operator,
@@ -85,7 +88,6 @@ class LifeCycle(RuleBasedStateMachine):
     """`ids`: every job ever enqueued. `claims`: every claimed job as its owner saw it, so most of them are stale."""
 
     ids = Bundle("ids")
-    claims = Bundle("claims")
 
     def __init__(
         self, operator: pgqueue.PgQueue, admin: psycopg.Connection[Any], connections: Sequence[psycopg.Connection[Any]]
@@ -97,6 +99,7 @@ class LifeCycle(RuleBasedStateMachine):
         # New clients for every example, since they remember how far they claimed; their connections are kept.
         self.clients = [(pgqueue.PgQueue("postgresql:///never-opened"), connection) for connection in connections]
         self.jobs: dict[int, Expected] = {}
+        self.claims: list[pgqueue.Job] = []
         self.expired: set[int] = set()
         self.paused: set[str] = set()
         self.step = 0
@@ -138,25 +141,24 @@ class LifeCycle(RuleBasedStateMachine):
     # Claims
 
     @rule(
-        target=claims,
         client=st.integers(0, 1),
         queues=st.sampled_from([("a",), ("b",), ("a", "b"), ("b", "a")]),
         limit=st.integers(1, 6),
     )
-    def claim(self, client: int, queues: tuple[str, ...], limit: int) -> Any:
+    def claim(self, client: int, queues: tuple[str, ...], limit: int) -> None:
         """A client that remembers how far it claimed may overlook a better place for a moment, never that there is one."""
         pq, connection = self.clients[client]
         taken = pq.claim(queues, limit=limit, lease=LONG, using=connection)
         assert len(taken) == len(self._next(queues, limit))
-        return self._claimed(taken, queues)
+        self._claimed(taken, queues)
 
-    @rule(target=claims, queues=st.sampled_from([("a",), ("b",), ("a", "b")]), limit=st.integers(1, 6))
-    def claim_as_a_newcomer(self, queues: tuple[str, ...], limit: int) -> Any:
+    @rule(queues=st.sampled_from([("a",), ("b",), ("a", "b")]), limit=st.integers(1, 6))
+    def claim_as_a_newcomer(self, queues: tuple[str, ...], limit: int) -> None:
         """A client without a memory takes exactly those that stand in front."""
         newcomer = pgqueue.PgQueue("postgresql:///never-opened")
         taken = newcomer.claim(queues, limit=limit, lease=LONG, using=self.admin)
         assert [self.jobs[job.id].line for job in taken] == [job.line for job in self._next(queues, limit)]
-        return self._claimed(taken, queues)
+        self._claimed(taken, queues)
 
     def _next(self, queues: tuple[str, ...], limit: int) -> list[Expected]:
         line: list[Expected] = []
@@ -165,7 +167,7 @@ class LifeCycle(RuleBasedStateMachine):
             line += sorted(ready, key=lambda job: job.line) if queue not in self.paused else []
         return line[:limit]
 
-    def _claimed(self, taken: list[pgqueue.Job], queues: tuple[str, ...]) -> Any:
+    def _claimed(self, taken: list[pgqueue.Job], queues: tuple[str, ...]) -> None:
         order = [(queues.index(job.queue), self.jobs[job.id].line) for job in taken]
         assert order == sorted(order)
         held = {job.token for job in self.jobs.values()}
@@ -181,43 +183,52 @@ class LifeCycle(RuleBasedStateMachine):
 
     # Settles, with tokens that are current or not
 
-    batches = st.lists(claims, min_size=1, max_size=4, unique_by=lambda job: (job.id, job.token))
+    batches = st.lists(
+        st.tuples(st.sampled_from(["current", "current", "any"]), st.integers(0, 99)), min_size=1, max_size=4
+    )
 
-    @rule(batch=batches, client=st.integers(0, 1))
-    def complete(self, batch: list[pgqueue.Job], client: int) -> None:
-        self._settle(batch, client, "complete", (), self._end)
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches, client=st.integers(0, 1))
+    def complete(self, picks: Picks, client: int) -> None:
+        self._settle(picks, client, "complete", (), self._end)
 
-    @rule(batch=batches, client=st.integers(0, 1), delay=st.sampled_from([0.0, LATER]))
-    def fail(self, batch: list[pgqueue.Job], client: int, delay: float) -> None:
-        self._settle(batch, client, "fail", ("out of ink",), lambda job: self._failed(job, delay), delay=delay)
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches, client=st.integers(0, 1), delay=st.sampled_from([0.0, LATER]))
+    def fail(self, picks: Picks, client: int, delay: float) -> None:
+        self._settle(picks, client, "fail", ("out of ink",), lambda job: self._failed(job, delay), delay=delay)
 
-    @rule(batch=batches, client=st.integers(0, 1))
-    def dead_letter(self, batch: list[pgqueue.Job], client: int) -> None:
-        self._settle(batch, client, "fail", (pgqueue.DeadLetter("hopeless"),), self._die)
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches, client=st.integers(0, 1))
+    def dead_letter(self, picks: Picks, client: int) -> None:
+        self._settle(picks, client, "fail", (pgqueue.DeadLetter("hopeless"),), self._die)
 
-    @rule(batch=batches, client=st.integers(0, 1), delay=st.sampled_from([0.0, LATER]))
-    def snooze(self, batch: list[pgqueue.Job], client: int, delay: float) -> None:
-        self._settle(batch, client, "snooze", (delay,), lambda job: self._back(job, delay, spent=False))
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches, client=st.integers(0, 1), delay=st.sampled_from([0.0, LATER]))
+    def snooze(self, picks: Picks, client: int, delay: float) -> None:
+        self._settle(picks, client, "snooze", (delay,), lambda job: self._back(job, delay, spent=False))
 
-    @rule(batch=batches, client=st.integers(0, 1))
-    def release(self, batch: list[pgqueue.Job], client: int) -> None:
-        self._settle(batch, client, "release", (), lambda job: self._back(job, None, spent=False))
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches, client=st.integers(0, 1))
+    def release(self, picks: Picks, client: int) -> None:
+        self._settle(picks, client, "release", (), lambda job: self._back(job, None, spent=False))
 
-    @rule(batch=batches, client=st.integers(0, 1))
-    def extend(self, batch: list[pgqueue.Job], client: int) -> None:
-        self._settle(batch, client, "extend", (LONG,), lambda job: None)
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches, client=st.integers(0, 1))
+    def extend(self, picks: Picks, client: int) -> None:
+        batch = self._settle(picks, client, "extend", (LONG,), lambda job: None)
         newest = {job.id: job.token for job in sorted(batch, key=lambda job: job.token)}
         self.expired -= set(newest.values())
 
     def _settle(
         self,
-        batch: list[pgqueue.Job],
+        picks: Picks,
         client: int,
         method: str,
         args: tuple[Any, ...],
         effect: Callable[[Expected], None],
         **options: Any,
-    ) -> None:
+    ) -> list[pgqueue.Job]:
+        batch = self._picked(picks)
         pq, connection = self.clients[client]
         current = [job for job in batch if self.jobs[job.id].token == job.token]
         stale = [(job.id, job.token) for job in batch if self.jobs[job.id].token != job.token]
@@ -229,6 +240,14 @@ class LifeCycle(RuleBasedStateMachine):
             assert sorted((job.id, job.token) for job in caught.value.jobs) == sorted(stale)
         for job in current:
             effect(self.jobs[job.id])
+        return batch
+
+    def _picked(self, picks: Picks) -> list[pgqueue.Job]:
+        """Claims as their owners saw them, most of them of jobs that these still own."""
+        current = [job for job in self.claims if self.jobs[job.id].token == job.token]
+        pools = {"current": current or self.claims, "any": self.claims}
+        chosen = [pools[kind][number % len(pools[kind])] for kind, number in picks]
+        return list({(job.id, job.token): job for job in chosen}.values())
 
     def _end(self, job: Expected, state: str = "archived") -> None:
         job.state, job.token = state, None
@@ -270,8 +289,10 @@ class LifeCycle(RuleBasedStateMachine):
             elif job.id in running:
                 job.cancel = True
 
-    @rule(job=claims)
-    def expire(self, job: pgqueue.Job) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(picks=batches)
+    def expire(self, picks: Picks) -> None:
+        job = self._picked(picks)[0]
         self.admin.execute(
             "UPDATE pgqueue.lease SET expires_at = clock_timestamp() - interval '1 s' WHERE id = %s", [job.token]
         )

@@ -113,7 +113,7 @@ def test_a_migration_killed_at_any_moment_can_be_run_again(empty_database: str) 
             deadline = time.monotonic() + 30
             while not number(watcher, OTHERS) and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.001)
-        time.sleep(random.uniform(0, 0.1))  # noqa: S311 - any moment will do
+        time.sleep(random.uniform(0, 0.1))
         process.kill()
         process.communicate(timeout=30)
         migrate.upgrade(empty_database)

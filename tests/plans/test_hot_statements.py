@@ -26,7 +26,10 @@ BURY = {"reasons": ["x"] * 3, "errors": [None] * 3}
 HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_claim (full pass)": ("job_claim", {**CLAIM, **FULL}),
     "job_claim (hinted pass)": ("job_claim", {**CLAIM, **HINTED}),
-    "job_complete": ("job_complete", {**PAIRS, "archive": True, "state": "completed", "reasons": [None] * 3, "leases": [1]}),
+    "job_complete": (
+        "job_complete",
+        {**PAIRS, "archive": True, "state": "completed", "reasons": [None] * 3, "leases": [1]},
+    ),
     "lease_free": ("lease_free", {"queue": "q", "leases": [1]}),
     "job_retry": ("job_retry", {**PAIRS, **RETRY}),
     "job_bury": ("job_bury", {**PAIRS, **BURY}),
@@ -58,7 +61,9 @@ def fill(session: psycopg.Connection[Any]) -> None:
     )
 
 
-def plan(session: psycopg.Connection[Any], name: str, params: dict[str, Any], *, analyze: bool = False) -> dict[str, Any]:
+def plan(
+    session: psycopg.Connection[Any], name: str, params: dict[str, Any], *, analyze: bool = False
+) -> dict[str, Any]:
     words = "ANALYZE, FORMAT JSON" if analyze else "FORMAT JSON"
     with session.transaction(force_rollback=True):
         cursor = session.cursor()
@@ -130,7 +135,14 @@ def test_a_hinted_claim_does_not_visit_what_lies_before_its_marks(session: psyco
     assert skipped(hinted) == 0
 
 
-HOSTILE = ("enable_nestloop", "enable_hashjoin", "enable_mergejoin", "enable_indexscan", "enable_sort", "enable_material")
+HOSTILE = (
+    "enable_nestloop",
+    "enable_hashjoin",
+    "enable_mergejoin",
+    "enable_indexscan",
+    "enable_sort",
+    "enable_material",
+)
 
 
 @pytest.mark.parametrize("option", [*HOSTILE, "all joins"])
@@ -180,7 +192,9 @@ def test_claims_are_heap_only_updates(pq: pgqueue.PgQueue, admin: psycopg.Connec
 
 
 def test_no_index_of_the_job_table_mentions_a_column_that_a_claim_changes(admin: psycopg.Connection[Any]) -> None:
-    rows = admin.execute("SELECT indexdef FROM pg_indexes WHERE schemaname = 'pgqueue' AND tablename = 'job'").fetchall()
+    rows = admin.execute(
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'pgqueue' AND tablename = 'job'"
+    ).fetchall()
     assert rows
     for (definition,) in rows:
         assert "lease_id" not in definition

@@ -60,7 +60,8 @@ def test_a_wrong_task_option_is_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"heartbeat": 11}, {"lease": 0.5}, {"concurrency": 0}, {"poll": 0}, {"grace": -1}, {"queues": ("a b\n",)}]
+    "options",
+    [{"heartbeat": 11}, {"lease": 0.5}, {"concurrency": 0}, {"poll": 0}, {"grace": -1}, {"queues": ("a b\n",)}],
 )
 def test_a_wrong_worker_option_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(pgqueue.ConfigurationError):
@@ -110,7 +111,13 @@ def test_arguments_are_checked_when_the_job_is_enqueued() -> None:
     @pq.task
     def send(to: str, /, subject: str, *, urgent: bool = False) -> None: ...
 
-    for args, kwargs in (((), {}), (("a",), {}), (("a", "b", "c"), {}), (("a", "b"), {"urgnt": True}), ((), {"to": "a"})):
+    for args, kwargs in (
+        ((), {}),
+        (("a",), {}),
+        (("a", "b", "c"), {}),
+        (("a", "b"), {"urgnt": True}),
+        ((), {"to": "a"}),
+    ):
         with pytest.raises(pgqueue.ArgumentsDoNotBind, match="send"):
             send.enqueue(*args, **kwargs)  # type: ignore[call-overload]
 

@@ -15,9 +15,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_event_stands_in_the_documentation_and_is_emitted_somewhere() -> None:
-    documented = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "events.md").read_text(encoding="utf-8"), re.MULTILINE)
+    documented = re.findall(
+        r"^\| `([\w.]+)` \|", (ROOT / "docs" / "events.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert documented == [name.value for name in EventName]
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pgqueue").rglob("*.py") if path.name != "events.py")
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "pgqueue").rglob("*.py") if path.name != "events.py"
+    )
     assert [name for name in EventName if f"EventName.{name.name}" not in code] == []
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from pgqueue.job import Job
 from pgqueue.ops import Op, Rows, Step, enqueue, rescue, settle
 from pgqueue.ops.claim import HIGHEST, LOWEST, START, LowWater, claim
@@ -96,7 +98,9 @@ def test_a_hinted_claim_still_sees_every_priority() -> None:
     assert ranges is not None
     covered = [priority for floor, ceiling, _ in ranges for priority in range(max(floor, -100), min(ceiling, 100) + 1)]
     assert sorted(covered) == list(range(-100, 101))
-    assert covered == sorted(covered, key=lambda priority: next(i for i, r in enumerate(ranges) if r[0] <= priority <= r[1]))
+    assert covered == sorted(
+        covered, key=lambda priority: next(i for i, r in enumerate(ranges) if r[0] <= priority <= r[1])
+    )
 
 
 def test_a_hinted_claim_that_comes_up_short_looks_from_the_start_and_returns_all_in_line() -> None:
@@ -115,10 +119,8 @@ def test_an_expensive_full_pass_is_not_repeated_before_twenty_times_its_cost() -
     op = claim("q", 5, lease=30, low_water=hint)
     next(op)
     clock.now += 1.0
-    try:
+    with pytest.raises(StopIteration):
         op.send([])
-    except StopIteration:
-        pass
     hint.notified()
     assert hint.spans() is not None
     assert hint.owed_in() == 20.0
@@ -161,7 +163,9 @@ def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None
 
 
 def test_a_rescue_goes_on_until_nothing_is_left() -> None:
-    steps, rescued = drive(rescue.rescue("q", archive=True), iter([[(1, "returned"), (2, "dead")], [(3, "cancelled")], []]))
+    steps, rescued = drive(
+        rescue.rescue("q", archive=True), iter([[(1, "returned"), (2, "dead")], [(3, "cancelled")], []])
+    )
     assert len(steps) == 3
     assert rescued == ([1], [2], [3])
 
