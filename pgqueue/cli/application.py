@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from pgqueue.cli.database import configured, private_server
+from pgqueue.cli.database import check_url, configured, private_server
 from pgqueue.cli.errors import UsageMistake, sentence
 from pgqueue.cli.options import APP_VARIABLE, SCHEMA_VARIABLE, URL_VARIABLE, Place
 from pgqueue.core import Core
@@ -107,7 +107,7 @@ def _named(module: ModuleType, attribute: str) -> Core:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            near = difflib.get_close_matches(part, vars(value) if hasattr(value, "__dict__") else (), n=3)
+            near = difflib.get_close_matches(part, dir(value), n=3)
             hint = f"; similar: {', '.join(near)}" if near else ""
             raise AppError(f"module {module.__name__!r} has no {attribute!r}{hint}")
         value = getattr(value, part)
@@ -135,6 +135,7 @@ def _only(module: ModuleType) -> Core:
 
 def _moved(app: Core, **changes: str | None) -> Core:
     """The same object with other settings. Nothing is connected yet: both kinds of pool open at first use."""
+    check_url(changes.get("database_url") or app.settings.database_url)
     wanted = {name: value for name, value in changes.items() if value and getattr(app.settings, name) != value}
     if wanted:
         app.settings = dataclasses.replace(app.settings, **wanted)  # type: ignore[arg-type]

@@ -7,17 +7,33 @@ import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
 from pgqueue.cli.options import Place
 from pgqueue.cli.output import note
 from pgqueue.client import PgQueue
 from pgqueue.config import Settings, load_settings
-from pgqueue.errors import UnknownQueue
+from pgqueue.errors import ConfigurationError, UnknownQueue
 from pgqueue.ops.status import queue_names
 
 
 def configured(place: Place) -> Settings:
     """The settings of the command line and the environment; `database_url` may be open."""
-    return load_settings({"database_url": place.database_url, "schema": place.schema})
+    settings = load_settings({"database_url": place.database_url, "schema": place.schema})
+    check_url(settings.database_url)
+    check_url(settings.listen_url)
+    return settings
+
+
+def check_url(url: str | None) -> None:
+    """ConfigurationError when libpq cannot read it. Its own message is not shown: it may quote a piece of the password."""
+    try:
+        conninfo_to_dict(url or "")
+    except psycopg.ProgrammingError:
+        raise ConfigurationError(
+            "the database URL cannot be read: it is neither a postgresql:// URL with known parameters nor key=value pairs"
+        ) from None
 
 
 @contextmanager

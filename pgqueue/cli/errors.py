@@ -31,6 +31,10 @@ class UsageMistake(PgQueueError):
     """The command line itself is wrong: exit status 2."""
 
 
+class Unread(Exception):
+    """Nobody reads stdout any more."""
+
+
 class Refused(PgQueueError):
     """The command cannot be carried out, for a reason in the words of the message: exit status 1."""
 
@@ -50,7 +54,7 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
         return 0
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, (Unread, BrokenPipeError)):
         _stop_writing()
         return UNREAD
     if "--traceback" in arguments:

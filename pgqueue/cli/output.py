@@ -11,6 +11,7 @@ from datetime import datetime
 from io import StringIO
 from typing import Any
 
+from pgqueue.cli.errors import Unread
 from pgqueue.failure import one_line
 
 _CELL_BYTES = 300
@@ -19,7 +20,11 @@ _WIDE = 100_000
 
 def write(text: str) -> None:
     """One or more lines on stdout."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise Unread from error  # before the parser of the command line takes it for its own affair
 
 
 def note(text: str) -> None:

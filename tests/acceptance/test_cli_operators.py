@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -276,22 +278,30 @@ def test_doctor_fails_where_nothing_can_work(tmp_path: Path, empty_database: str
     assert "hunter2" not in output
 
 
-def test_with_no_database_configured_the_private_one_is_used(tmp_path: Path) -> None:
-    cli = CommandLine(tmp_path, None)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the account of a private server may enter, also when root runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="pgqueue-cli-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name).resolve()
+
+
+def test_with_no_database_configured_the_private_one_is_used(open_folder: Path) -> None:
+    cli = CommandLine(open_folder, None)
     hidden = {"PATH": "/nowhere"}
     status, output, errors = cli.run("enqueue", "shop.note", "--args", '["hello"]', "--app", "shop", **hidden)
     if "No PostgreSQL was found" in errors:
         pytest.skip("no PostgreSQL to start")
     assert (status, output) == (0, "1\n"), errors
     assert errors.startswith("pgqueue: no database configured; using the private PostgreSQL ")
-    assert f"{tmp_path.resolve()}/private (its schema pgqueue was made now)" in errors
+    assert f"{open_folder}/private (its schema pgqueue was made now)" in errors
     assert len(errors.splitlines()) == 1
     status, _, errors = cli.run("worker", "--app", "shop", "--drain", **hidden)
     assert status == 0
     assert "was made now" not in errors
     assert cli.marks() == ["hello"]
-    assert cli.good("--quiet", "status", "--json", **hidden).count("images") == 1
-    assert not (tmp_path / "private" / "data" / "postmaster.pid").exists()
+    assert cli.good("--quiet", "jobs", "--json", **hidden) == "[]\n"
+    assert not (open_folder / "private" / "data" / "postmaster.pid").exists()
 
 
 def test_an_application_with_its_own_database_needs_no_private_one(cli: CommandLine) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
+    initialize,
     invariant,
     multiple,
     precondition,
@@ -40,6 +40,10 @@ SETTINGS = settings(
 
 Place = tuple[int, int, int]
 Picks = list[tuple[str, int]]
+PICK = st.tuples(st.sampled_from(["current", "current", "any"]), st.integers(0, 99))
+BATCHES = st.lists(PICK, min_size=1, max_size=4)
+KINDS = st.sampled_from(["complete", "fail", "bury", "snooze", "release", "extend"])
+DELAYS = st.sampled_from([0.0, LATER])
 
 
 @dataclasses.dataclass
@@ -109,7 +113,7 @@ class LifeCycle(RuleBasedStateMachine):
     @rule(
         target=ids,
         queue=st.sampled_from(QUEUES),
-        number=st.integers(0, 5),
+        number=st.sampled_from([0, 1, 2, 3, 5]),
         priority=st.sampled_from([0, 0, -100, 7, 100]),
         max_attempts=st.integers(1, 3),
         delay=st.sampled_from([None, None, 0.0, LATER]),
@@ -119,7 +123,7 @@ class LifeCycle(RuleBasedStateMachine):
         new = task.enqueue_many([()] * number, using=self.clients[0][1])
         return self._arrived(new, queue, priority, max_attempts, delay)
 
-    @rule(target=ids, queue=st.sampled_from(QUEUES), delay=st.sampled_from([None, LATER]))
+    @initialize(target=ids, queue=st.sampled_from(QUEUES), delay=st.sampled_from([None, LATER]))
     def enqueue_one(self, queue: str, delay: float | None) -> Any:
         new = [self._task().options(queue=queue, max_attempts=2, delay=delay).enqueue(using=self.clients[1][1])]
         return self._arrived(new, queue, 0, 2, delay)
@@ -179,56 +183,45 @@ class LifeCycle(RuleBasedStateMachine):
             known.state, known.token, known.attempt = "running", job.token, known.attempt + 1
             known.last_token = job.token
             assert (job.attempt, job.lost, job.priority) == (known.attempt, known.lost, known.priority)
-        return multiple(*taken)
+        self.claims += taken
 
     # Settles, with tokens that are current or not
 
-    batches = st.lists(
-        st.tuples(st.sampled_from(["current", "current", "any"]), st.integers(0, 99)), min_size=1, max_size=4
-    )
-
     @precondition(lambda self: self.claims)
-    @rule(picks=batches, client=st.integers(0, 1))
-    def complete(self, picks: Picks, client: int) -> None:
-        self._settle(picks, client, "complete", (), self._end)
+    @rule(kind=KINDS, picks=BATCHES, client=st.integers(0, 1), delay=DELAYS)
+    def settle(self, kind: str, picks: Picks, client: int, delay: float) -> None:
+        effects: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Callable[[Expected], None]]] = {
+            "complete": ("complete", (), {}, self._end),
+            "fail": ("fail", ("out of ink",), {"delay": delay}, lambda job: self._failed(job, delay)),
+            "bury": ("fail", (pgqueue.DeadLetter("hopeless"),), {}, self._die),
+            "snooze": ("snooze", (delay,), {}, lambda job: self._back(job, delay, spent=False)),
+            "release": ("release", (), {}, lambda job: self._back(job, None, spent=False)),
+            "extend": ("extend", (LONG,), {}, lambda job: None),
+        }
+        batch = self._picked(picks)
+        self._settle(batch, client, *effects[kind])
+        if kind == "extend":
+            newest = {job.id: job.token for job in sorted(batch, key=lambda job: job.token)}
+            self.expired -= set(newest.values())
 
-    @precondition(lambda self: self.claims)
-    @rule(picks=batches, client=st.integers(0, 1), delay=st.sampled_from([0.0, LATER]))
-    def fail(self, picks: Picks, client: int, delay: float) -> None:
-        self._settle(picks, client, "fail", ("out of ink",), lambda job: self._failed(job, delay), delay=delay)
-
-    @precondition(lambda self: self.claims)
-    @rule(picks=batches, client=st.integers(0, 1))
-    def dead_letter(self, picks: Picks, client: int) -> None:
-        self._settle(picks, client, "fail", (pgqueue.DeadLetter("hopeless"),), self._die)
-
-    @precondition(lambda self: self.claims)
-    @rule(picks=batches, client=st.integers(0, 1), delay=st.sampled_from([0.0, LATER]))
-    def snooze(self, picks: Picks, client: int, delay: float) -> None:
-        self._settle(picks, client, "snooze", (delay,), lambda job: self._back(job, delay, spent=False))
-
-    @precondition(lambda self: self.claims)
-    @rule(picks=batches, client=st.integers(0, 1))
-    def release(self, picks: Picks, client: int) -> None:
-        self._settle(picks, client, "release", (), lambda job: self._back(job, None, spent=False))
-
-    @precondition(lambda self: self.claims)
-    @rule(picks=batches, client=st.integers(0, 1))
-    def extend(self, picks: Picks, client: int) -> None:
-        batch = self._settle(picks, client, "extend", (LONG,), lambda job: None)
-        newest = {job.id: job.token for job in sorted(batch, key=lambda job: job.token)}
-        self.expired -= set(newest.values())
+    @rule(client=st.integers(0, 1), endings=st.lists(st.tuples(KINDS, BATCHES, DELAYS), min_size=1, max_size=4))
+    def claim_and_settle(self, client: int, endings: list[tuple[str, Picks, float]]) -> None:
+        """What a worker does all the time, in one step, so that much of it is seen."""
+        self.claim(client, QUEUES, 4)
+        for kind, picks, delay in endings:
+            self.everything_holds()
+            if self.claims:
+                self.settle(kind, picks, client, delay)
 
     def _settle(
         self,
-        picks: Picks,
+        batch: list[pgqueue.Job],
         client: int,
         method: str,
         args: tuple[Any, ...],
+        options: dict[str, Any],
         effect: Callable[[Expected], None],
-        **options: Any,
-    ) -> list[pgqueue.Job]:
-        batch = self._picked(picks)
+    ) -> None:
         pq, connection = self.clients[client]
         current = [job for job in batch if self.jobs[job.id].token == job.token]
         stale = [(job.id, job.token) for job in batch if self.jobs[job.id].token != job.token]
@@ -240,7 +233,6 @@ class LifeCycle(RuleBasedStateMachine):
             assert sorted((job.id, job.token) for job in caught.value.jobs) == sorted(stale)
         for job in current:
             effect(self.jobs[job.id])
-        return batch
 
     def _picked(self, picks: Picks) -> list[pgqueue.Job]:
         """Claims as their owners saw them, most of them of jobs that these still own."""
@@ -290,7 +282,7 @@ class LifeCycle(RuleBasedStateMachine):
                 job.cancel = True
 
     @precondition(lambda self: self.claims)
-    @rule(picks=batches)
+    @rule(picks=BATCHES)
     def expire(self, picks: Picks) -> None:
         job = self._picked(picks)[0]
         self.admin.execute(
@@ -346,7 +338,7 @@ class LifeCycle(RuleBasedStateMachine):
             job.state, job.attempt, job.lost, job.cancel = "ready", 0, 0, False
             job.place = (self.step, job.died, 0)
 
-    @rule(chosen=st.lists(consumes(ids), min_size=1, max_size=2, unique=True))
+    @rule(chosen=st.lists(ids, min_size=1, max_size=3, unique=True))
     def purge(self, chosen: list[int]) -> None:
         dead = self._dead(chosen)
         assert self.operator.count_dead_letters(ids=chosen) == len(dead)
@@ -357,19 +349,24 @@ class LifeCycle(RuleBasedStateMachine):
     def _dead(self, chosen: list[int] | None) -> list[Expected]:
         return [job for job in self.jobs.values() if job.state == "dead" and (chosen is None or job.id in chosen)]
 
-    @rule(queue=st.sampled_from(QUEUES))
-    def pause(self, queue: str) -> None:
+    @rule(queue=st.sampled_from(QUEUES), limit=st.integers(1, 6))
+    def pause_claim_and_resume(self, queue: str, limit: int) -> None:
         self.operator.pause(queue)
         self.paused.add(queue)
-
-    @rule(queue=st.sampled_from(QUEUES))
-    def resume(self, queue: str) -> None:
-        self.operator.resume(queue)
+        self.claim(0, QUEUES, limit)
+        assert self.operator.resume(queue)
         self.paused.discard(queue)
 
     # What must hold after every step
 
     @invariant()
+    def everything_holds(self) -> None:
+        self.no_job_vanishes()
+        self.every_live_job_is_where_the_model_says()
+        self.every_running_job_stands_in_exactly_one_lease_and_that_is_its_token()
+        self.the_ends_tell_the_attempts_of_the_model()
+        self.the_line_is_in_the_order_in_which_jobs_became_ready()
+
     def no_job_vanishes(self) -> None:
         live, archived, dead = (self._ids(table) for table in ("job", "archive", "dead_letter"))
         purged = [job.id for job in self.jobs.values() if job.state == "purged"]
@@ -378,7 +375,6 @@ class LifeCycle(RuleBasedStateMachine):
         assert sorted(archived) == self._in("archived")
         assert sorted(dead) == self._in("dead")
 
-    @invariant()
     def every_live_job_is_where_the_model_says(self) -> None:
         rows = self._rows(
             "SELECT id, queue, priority, attempt, max_attempts, lost, lease_id, cancel_requested,"
@@ -395,7 +391,6 @@ class LifeCycle(RuleBasedStateMachine):
         ]
         assert all(0 <= job.attempt <= job.max_attempts for job in live)
 
-    @invariant()
     def every_running_job_stands_in_exactly_one_lease_and_that_is_its_token(self) -> None:
         running = [(job.id, job.queue, job.token) for job in self.jobs.values() if job.state == "running"]
         held = self._rows(
@@ -404,7 +399,6 @@ class LifeCycle(RuleBasedStateMachine):
         )
         assert held == sorted(running)
 
-    @invariant()
     def the_ends_tell_the_attempts_of_the_model(self) -> None:
         ended = [job for job in self.jobs.values() if job.state in ("archived", "dead")]
         rows = self._rows(
@@ -413,7 +407,6 @@ class LifeCycle(RuleBasedStateMachine):
         )
         assert rows == [(job.id, job.attempt, job.lost) for job in sorted(ended, key=lambda job: job.id)]
 
-    @invariant()
     def the_line_is_in_the_order_in_which_jobs_became_ready(self) -> None:
         for queue in QUEUES:
             line = self._rows(
