@@ -15,7 +15,7 @@ from pgqueue.cli.errors import Unread
 from pgqueue.failure import one_line
 
 _CELL_BYTES = 300
-_WIDE = 100_000
+_WIDE, _FOLDABLE = 100_000, 25
 
 
 def write(text: str) -> None:
@@ -46,13 +46,17 @@ def write_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     cells = [list(row) for row in rows]
+    least = 0
     for place, header in enumerate(headers):
         numbers = all(isinstance(row[place], (int, float)) or row[place] is None for row in cells)
-        texts = any(isinstance(row[place], str) and len(row[place]) > 40 for row in cells)
-        table.add_column(header, justify="right" if numbers else "left", no_wrap=not texts, overflow="fold")
+        needed = max([len(header), *(len(cell(row[place])) for row in cells)])
+        folds = needed > _FOLDABLE and any(isinstance(row[place], str) for row in cells)
+        table.add_column(header, justify="right" if numbers else "left", no_wrap=not folds, overflow="fold")
+        least += (_FOLDABLE if folds else needed) + 2
     for row in cells:
         table.add_row(*(Text(cell(value)) for value in row))
-    width = shutil.get_terminal_size().columns if terminal else _WIDE
+    # Wider than a narrow terminal if need be: a wrapped line can be read, an id without its last digits cannot.
+    width = max(least, shutil.get_terminal_size().columns) if terminal else _WIDE
     out = StringIO()
     Console(file=out, width=width, force_terminal=terminal, color_system=None, legacy_windows=False).print(table)
     write("\n".join(line.rstrip() for line in out.getvalue().splitlines()))

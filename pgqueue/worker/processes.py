@@ -136,6 +136,7 @@ class Child:
         self.due: float | None = 0.0
         self.status = 0
         self.started = False
+        self.signalled = False
         self.failures = 0
         self.deaths = 0
         self.began = 0.0
@@ -146,17 +147,21 @@ class Child:
         with theirs:
             words = [*command, "--line", str(theirs.fileno())]
             self.process = subprocess.Popen(words, start_new_session=True, pass_fds=(theirs.fileno(),))
-        self.due, self.started, self.began = None, False, time.monotonic()
+        self.due, self.started, self.signalled, self.began = None, False, False, time.monotonic()
         return self.process.pid
 
     def ask(self) -> None:
-        """Ask it to stop: over the line, or by SIGTERM where it has not started and does not read the line yet."""
+        """Ask it to stop: over the line, or by SIGTERM where it has not started and does not read the line yet.
+
+        Always in the same way: the child takes one request that comes in both ways for a single one.
+        """
         if self.process is None:
             return
-        if self.started and self.line is not None:
+        if self.started and self.line is not None and not self.signalled:
             with suppress(OSError):
                 self.line.send(STOP)
         else:
+            self.signalled = True
             self.process.terminate()
 
     def hear(self) -> None:

@@ -54,13 +54,10 @@ class Workers:
 
 @contextmanager
 def workers(database: str, folder: Path) -> Iterator[Workers]:
-    """Worker processes for the time of the block; what they said is shown where the block fails."""
+    """Worker processes for the time of the block; pytest shows what they said where a test fails."""
     started = Workers(database, folder / "workers.log")
     try:
         yield started
-    except BaseException:
-        started.end()
-        print(started.log.read_text(errors="replace")[-6000:] if started.log.exists() else "nothing was started")
-        raise
     finally:
         started.end()
+        print(started.log.read_text(errors="replace")[-4000:] if started.log.exists() else "no worker was started")

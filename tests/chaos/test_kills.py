@@ -100,7 +100,7 @@ def test_of_a_thousand_jobs_none_is_lost_while_a_worker_is_killed_every_second(
     pq: pgqueue.PgQueue, fleet: Workers, admin: psycopg.Connection[Any]
 ) -> None:
     task = pq.task(name="steady", queue="chaos")(lambda seconds: None)
-    ids = task.enqueue_many([(0.08,)] * 1000)
+    ids = task.enqueue_many([(0.05,)] * 1000)
     kills = 0
     began = time.monotonic()
     next_kill = began + 1.5

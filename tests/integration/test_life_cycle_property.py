@@ -279,13 +279,15 @@ class LifeCycle(RuleBasedStateMachine):
                 job.cancel = True
 
     @precondition(lambda self: self.claims)
-    @rule(picks=BATCHES)
-    def expire(self, picks: Picks) -> None:
+    @rule(picks=BATCHES, at_once=st.booleans())
+    def expire(self, picks: Picks, at_once: bool) -> None:
         job = self._picked(picks)[0]
         self.admin.execute(
             "UPDATE pgqueue.lease SET expires_at = clock_timestamp() - interval '1 s' WHERE id = %s", [job.token]
         )
         self.expired.add(job.token)
+        if at_once:
+            self.rescue(job.queue)
 
     @rule(queue=st.sampled_from(QUEUES))
     def rescue(self, queue: str) -> None:

@@ -31,6 +31,13 @@ def beside(database: str) -> Iterator[pgqueue.PgQueue]:
         yield other
 
 
+@pytest.fixture
+def silent(database: str) -> Iterator[pgqueue.PgQueue]:
+    """An application that wakes nobody, so that it is the first to see what it does."""
+    with pgqueue.PgQueue(database, notify=False) as other:
+        yield other
+
+
 def spin() -> None:
     end = time.monotonic() + LONG
     while time.monotonic() < end:
@@ -92,7 +99,7 @@ def test_a_heartbeat_slower_than_a_third_of_the_lease_is_refused() -> None:
 @COLOURS
 @pytest.mark.parametrize("end", ["returns", "raises"])
 def test_a_job_whose_lease_is_lost_while_it_runs_is_told_and_not_settled(
-    end: str, colour: str, pq: pgqueue.PgQueue, beside: pgqueue.PgQueue, admin: psycopg.Connection[Any]
+    end: str, colour: str, pq: pgqueue.PgQueue, silent: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
     told, taken = threading.Event(), threading.Event()
 
@@ -123,18 +130,18 @@ def test_a_job_whose_lease_is_lost_while_it_runs_is_told_and_not_settled(
         pq.pause("q")  # so that this worker does not take the job again
         with admin.transaction():  # or a heartbeat might come between the two
             admin.execute("UPDATE pgqueue.lease SET expires_at = '2020-01-01'")
-            assert beside.run(rescue_ops.rescue("q", archive=True), admin).returned == [job_id]
+            assert silent.run(rescue_ops.rescue("q", archive=True), admin).returned == [job_id]
         watched.wait_for(EventName.LEASE_LOST, ids=[job_id])
         assert told.wait(PATIENCE)
-        pq.resume("q")
-        job = wait_until(lambda: beside.claim("q", lease=3600), PATIENCE, "another owner has the job")[0]
+        silent.resume("q")
+        job = wait_until(lambda: silent.claim("q", lease=3600), PATIENCE, "another owner has the job")[0]
         taken.set()
         wait_until(lambda: watched.worker.threads.idle() and watched.worker.coroutines.idle(), PATIENCE, "it has ended")
     assert admin.execute("SELECT id, lease_id, attempt, lost, cancel_requested FROM pgqueue.job").fetchall() == [
         (job_id, job.token, 2, 1, False)
     ]
     assert count(admin, "archive") == count(admin, "dead_letter") == 0
-    beside.complete(job)
+    silent.complete(job)
 
 
 def test_a_job_that_ended_after_its_lease_was_taken_is_reported_as_lost(
