@@ -8,8 +8,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, failed, snoozed
-from pgqueue.drivers.execute import run_async
+from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, as_ids, failed, selection, snoozed
+from pgqueue.drivers.execute import run_async, whole_async
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
 from pgqueue.job import Job
@@ -18,7 +18,7 @@ from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import status as status_ops
-from pgqueue.ops.dead_letter import DeadLetter, Selection
+from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
@@ -79,12 +79,11 @@ class AsyncPgQueue(Core):
 
     async def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
-        if using is not None:
-            return await run_async(await async_connection(using), op, self.settings.schema)
-        async with self._pool.connection() as connection:
-            if atomic:
-                async with connection.transaction():
-                    return await run_async(connection, op, self.settings.schema)
+        if using is None:
+            async with self._pool.connection() as connection, whole_async(connection, atomic):
+                return await run_async(connection, op, self.settings.schema)
+        connection = await async_connection(using)
+        async with whole_async(connection, atomic):
             return await run_async(connection, op, self.settings.schema)
 
     async def enqueue(
@@ -133,8 +132,7 @@ class AsyncPgQueue(Core):
 
     async def cancel(self, ids: int | Iterable[int], *, using: Any = None) -> dict[int, str]:
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
-        chosen = [ids] if isinstance(ids, int) else list(ids)
-        return await self.run(settle_ops.cancel(chosen, self.settle_options), using)
+        return await self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
 
     async def rescue(self, queue: str) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
@@ -145,22 +143,27 @@ class AsyncPgQueue(Core):
         return await self.run(rescue_ops.promote(queue, channel=self.channel))
 
     async def dead_letters(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None, limit: int = 50
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: int | Iterable[int] | None = None,
+        limit: int = 50,
     ) -> list[DeadLetter]:
         """The newest dead letters of a queue, of a task, of these ids, or of all."""
-        return await self.run(dead_ops.dead_letters(Selection(queue=queue, task=task, ids=ids), limit=limit))
+        return await self.run(dead_ops.dead_letters(selection(queue, task, ids), limit=limit))
 
     async def redrive(
         self,
         *,
         queue: str | None = None,
         task: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         limit: int | None = None,
         using: Any = None,
     ) -> list[int]:
         """Put dead letters back into their queues under their ids, with all attempts anew; returns the ids."""
-        op = dead_ops.redrive(Selection(queue=queue, task=task, ids=ids), limit=limit, channel=self.channel)
+        op = dead_ops.redrive(selection(queue, task, ids), limit=limit, channel=self.channel)
         return await self.run(op, using)
 
     async def purge(
@@ -168,23 +171,23 @@ class AsyncPgQueue(Core):
         *,
         queue: str | None = None,
         task: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         older_than: float | timedelta = 0.0,
         using: Any = None,
     ) -> int:
         """Delete dead letters for good, in batches; returns how many."""
-        return await self.run(dead_ops.purge(Selection(queue=queue, task=task, ids=ids), older_than=older_than), using)
+        return await self.run(dead_ops.purge(selection(queue, task, ids), older_than=older_than), using)
 
     async def count_dead_letters(
         self,
         *,
         queue: str | None = None,
         task: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         older_than: float | timedelta = 0.0,
     ) -> int:
         """How many dead letters a redrive or purge of the same selection would concern."""
-        return await self.run(dead_ops.count(Selection(queue=queue, task=task, ids=ids), older_than=older_than))
+        return await self.run(dead_ops.count(selection(queue, task, ids), older_than=older_than))
 
     async def status(self, queues: Sequence[str] | None = None) -> list[QueueStatus]:
         """Counts of these queues, or of every queue that holds something."""
@@ -196,11 +199,13 @@ class AsyncPgQueue(Core):
         queue: str | None = None,
         task: str | None = None,
         state: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         limit: int = 50,
     ) -> list[LiveJob]:
         """Live jobs in the order of their ids; `state` is ready, scheduled or running."""
-        return await self.run(status_ops.jobs(queue=queue, task=task, state=state, ids=ids, limit=limit))
+        return await self.run(
+            status_ops.jobs(queue=queue, task=task, state=state, ids=None if ids is None else as_ids(ids), limit=limit)
+        )
 
     async def workers(self) -> list[WorkerStatus]:
         """Every worker that has a row."""

@@ -8,17 +8,19 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, failed, snoozed
-from pgqueue.drivers.execute import run
+import psycopg
+
+from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, as_ids, failed, selection, snoozed
+from pgqueue.drivers.execute import run, whole
 from pgqueue.drivers.pool import SyncPool
-from pgqueue.drivers.resolve import sync_connection
+from pgqueue.drivers.resolve import note_failure, sync_connection
 from pgqueue.job import Job
 from pgqueue.ops import Op
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import status as status_ops
-from pgqueue.ops.dead_letter import DeadLetter, Selection
+from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
@@ -88,13 +90,16 @@ class PgQueue(Core):
 
     def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
-        if using is not None:
-            return run(sync_connection(using), op, self.settings.schema)
-        with self._pool.connection() as connection:
-            if atomic:
-                with connection.transaction():
-                    return run(connection, op, self.settings.schema)
-            return run(connection, op, self.settings.schema)
+        if using is None:
+            with self._pool.connection() as connection, whole(connection, atomic):
+                return run(connection, op, self.settings.schema)
+        connection = sync_connection(using)
+        try:
+            with whole(connection, atomic):
+                return run(connection, op, self.settings.schema)
+        except psycopg.Error:
+            note_failure(using)
+            raise
 
     def enqueue(
         self,
@@ -142,8 +147,7 @@ class PgQueue(Core):
 
     def cancel(self, ids: int | Iterable[int], *, using: Any = None) -> dict[int, str]:
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
-        chosen = [ids] if isinstance(ids, int) else list(ids)
-        return self.run(settle_ops.cancel(chosen, self.settle_options), using)
+        return self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
 
     def rescue(self, queue: str) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
@@ -154,22 +158,27 @@ class PgQueue(Core):
         return self.run(rescue_ops.promote(queue, channel=self.channel))
 
     def dead_letters(
-        self, *, queue: str | None = None, task: str | None = None, ids: Sequence[int] | None = None, limit: int = 50
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ids: int | Iterable[int] | None = None,
+        limit: int = 50,
     ) -> list[DeadLetter]:
         """The newest dead letters of a queue, of a task, of these ids, or of all."""
-        return self.run(dead_ops.dead_letters(Selection(queue=queue, task=task, ids=ids), limit=limit))
+        return self.run(dead_ops.dead_letters(selection(queue, task, ids), limit=limit))
 
     def redrive(
         self,
         *,
         queue: str | None = None,
         task: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         limit: int | None = None,
         using: Any = None,
     ) -> list[int]:
         """Put dead letters back into their queues under their ids, with all attempts anew; returns the ids."""
-        op = dead_ops.redrive(Selection(queue=queue, task=task, ids=ids), limit=limit, channel=self.channel)
+        op = dead_ops.redrive(selection(queue, task, ids), limit=limit, channel=self.channel)
         return self.run(op, using)
 
     def purge(
@@ -177,23 +186,23 @@ class PgQueue(Core):
         *,
         queue: str | None = None,
         task: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         older_than: float | timedelta = 0.0,
         using: Any = None,
     ) -> int:
         """Delete dead letters for good, in batches; returns how many."""
-        return self.run(dead_ops.purge(Selection(queue=queue, task=task, ids=ids), older_than=older_than), using)
+        return self.run(dead_ops.purge(selection(queue, task, ids), older_than=older_than), using)
 
     def count_dead_letters(
         self,
         *,
         queue: str | None = None,
         task: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         older_than: float | timedelta = 0.0,
     ) -> int:
         """How many dead letters a redrive or purge of the same selection would concern."""
-        return self.run(dead_ops.count(Selection(queue=queue, task=task, ids=ids), older_than=older_than))
+        return self.run(dead_ops.count(selection(queue, task, ids), older_than=older_than))
 
     def status(self, queues: Sequence[str] | None = None) -> list[QueueStatus]:
         """Counts of these queues, or of every queue that holds something."""
@@ -205,11 +214,13 @@ class PgQueue(Core):
         queue: str | None = None,
         task: str | None = None,
         state: str | None = None,
-        ids: Sequence[int] | None = None,
+        ids: int | Iterable[int] | None = None,
         limit: int = 50,
     ) -> list[LiveJob]:
         """Live jobs in the order of their ids; `state` is ready, scheduled or running."""
-        return self.run(status_ops.jobs(queue=queue, task=task, state=state, ids=ids, limit=limit))
+        return self.run(
+            status_ops.jobs(queue=queue, task=task, state=state, ids=None if ids is None else as_ids(ids), limit=limit)
+        )
 
     def workers(self) -> list[WorkerStatus]:
         """Every worker that has a row."""

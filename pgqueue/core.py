@@ -6,7 +6,6 @@ Nothing here touches a connection. The two clients add one line a method: run th
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -23,6 +22,7 @@ from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import enqueue as enqueue_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import settle as settle_ops
+from pgqueue.ops.dead_letter import Selection
 from pgqueue.outcome import Outcome, OutcomeKind, decide
 from pgqueue.retry import DEFAULT_POLICY
 from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
@@ -35,6 +35,17 @@ MAINTENANCE_PERIOD = 1.0
 def as_jobs(jobs: Jobs) -> list[Job]:
     """A list, whether one job was given or several."""
     return [jobs] if isinstance(jobs, Job) else list(jobs)
+
+
+def as_ids(ids: int | Iterable[int]) -> list[int]:
+    """A list of job ids; ConfigurationError for anything that is not a whole number, a string of digits included."""
+    chosen = [ids] if isinstance(ids, (int, str, bytes)) else list(ids)
+    return [validate_count("a job id", one, least=-(2**63), most=2**63 - 1) for one in chosen]
+
+
+def selection(queue: str | None, task: str | None, ids: int | Iterable[int] | None) -> Selection:
+    """Which dead letters an operator means."""
+    return Selection(queue=queue, task=task, ids=None if ids is None else as_ids(ids))
 
 
 def seconds(what: str, value: float | timedelta, *, least: float = 0.0) -> float:
@@ -51,7 +62,6 @@ class Core:
         self.events = Bus()
         self._low_water: dict[str, claim_ops.LowWater] = {}
         self._maintained: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     @property
     def channel(self) -> str | None:
@@ -141,30 +151,32 @@ class Core:
     def _claim(self, queues: Sequence[str], limit: int, lease: float, own: bool) -> Op[list[Job]]:
         taken: list[Job] = []
         for queue in queues:
-            if own and self._maintenance_due(queue):
-                yield from rescue_ops.rescue(queue, archive=self.settings.archive)
-                yield from rescue_ops.promote(queue, channel=None)
             if len(taken) == limit:
                 break
-            jobs = yield from claim_ops.claim(
-                queue, limit - len(taken), lease=lease, low_water=self._hint(queue), relaxed=own
-            )
-            taken.extend(jobs)
+            try:
+                if own and self._maintenance_due(queue):
+                    yield from rescue_ops.rescue(queue, archive=self.settings.archive)
+                    yield from rescue_ops.promote(queue, channel=None)
+                taken += yield from claim_ops.claim(
+                    queue, limit - len(taken), lease=lease, low_water=self._hint(queue), relaxed=own
+                )
+            except Exception:
+                if taken and own:
+                    break  # what is claimed already is committed: it must reach its caller
+                raise
         if taken:
             self.events.emit(EventName.JOBS_CLAIMED, ids=[job.id for job in taken])
         return taken
 
     def _hint(self, queue: str) -> claim_ops.LowWater:
-        with self._lock:
-            return self._low_water.setdefault(queue, claim_ops.LowWater(share=0))
+        return self._low_water.setdefault(queue, claim_ops.LowWater(share=0))
 
     def _maintenance_due(self, queue: str) -> bool:
         now = time.monotonic()
-        with self._lock:
-            if now < self._maintained.get(queue, 0.0):
-                return False
-            self._maintained[queue] = now + MAINTENANCE_PERIOD
-            return True
+        if now < self._maintained.get(queue, 0.0):
+            return False
+        self._maintained[queue] = now + MAINTENANCE_PERIOD
+        return True
 
     def settle_op(self, jobs: Jobs, outcome: Callable[[Job], Outcome]) -> Op[None]:
         """Settle jobs of any queues; LeaseLost, after everything else is written, for those that are not ours any more."""

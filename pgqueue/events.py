@@ -30,6 +30,7 @@ class EventName(enum.StrEnum):
     WORKER_STARTED = "worker.started"
     WORKER_STOPPING = "worker.stopping"
     WORKER_STOPPED = "worker.stopped"
+    WORKER_FAILED = "worker.failed"
     LOOP_FAILED = "loop.failed"
     LOOP_RECOVERED = "loop.recovered"
     SETTLE_ABANDONED = "settle.abandoned"
@@ -73,5 +74,5 @@ class Bus:
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
-            except Exception:
+            except BaseException:
                 logger.exception("a subscriber failed on %s", name)

@@ -35,6 +35,7 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.WORKER_STARTED: (_INFO, "worker {worker} started: queues {queues}; concurrency {concurrency}"),
     EventName.WORKER_STOPPING: (_INFO, "worker {worker} is stopping and holds {held} job(s)"),
     EventName.WORKER_STOPPED: (_INFO, "worker {worker} stopped after {seconds} s; it settled {settled} job(s)"),
+    EventName.WORKER_FAILED: (_ERROR, "worker {worker} leaves, its {loop} loop is broken: {error}: {detail}"),
     EventName.LOOP_FAILED: (_WARNING, "the {loop} loop failed, again in {retry_in} s: {error}: {detail}"),
     EventName.LOOP_RECOVERED: (_INFO, "the {loop} loop works again after {failures} failure(s)"),
     EventName.SETTLE_ABANDONED: (_ERROR, "could not store the outcome of jobs {ids}: they will run again"),

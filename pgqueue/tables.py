@@ -135,6 +135,7 @@ def _job(metadata: MetaData) -> None:
     job = Table("job", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="job_pkey"))
     claimable = job.c.position.is_not(None)
     Index("job_claim", job.c.queue, job.c.priority.desc(), job.c.position, postgresql_where=claimable)
+    Index("job_cancel", job.c.queue, job.c.id, postgresql_where=job.c.cancel_requested)
     Index("job_due", job.c.queue, job.c.run_at, postgresql_where=job.c.run_at.is_not(None))
 
 
@@ -147,7 +148,6 @@ def _lease(metadata: MetaData) -> None:
         _name("queue"),
         Column("worker_id", BigInteger),
         Column("job_ids", ARRAY(BigInteger), nullable=False),
-        Column("cancelled", ARRAY(BigInteger)),
         _time("claimed_at"),
         _time("expires_at"),
     ]

@@ -86,6 +86,10 @@ class BaseTask(Generic[P, R]):
         self.defaults = options
         self.is_async = inspect.iscoroutinefunction(function)
         self.retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"task {name} is a generator: calling it would run nothing; write it as a function"
+            )
         self._signature = inspect.signature(function)
         if RESERVED in self._signature.parameters:
             raise ConfigurationError(

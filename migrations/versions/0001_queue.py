@@ -50,6 +50,8 @@ UPGRADE = (
     """,
     "CREATE INDEX job_claim ON {schema}.job (queue, priority DESC, position) WHERE position IS NOT NULL",
     "CREATE INDEX job_due ON {schema}.job (queue, run_at) WHERE run_at IS NOT NULL",
+    # Nearly always empty: where a heartbeat looks for running jobs whose cancellation was asked for.
+    "CREATE INDEX job_cancel ON {schema}.job (queue, id) WHERE cancel_requested",
     # One row per claim, however many jobs it took. Its id is the fencing token: microseconds of the database's clock,
     # then nine bits of a sequence against two claims in one microsecond. Not a plain sequence: claims do not wait for
     # the disk, so after a crash of the server a sequence would hand out the same numbers again, and a stale worker
@@ -63,7 +65,6 @@ UPGRADE = (
         queue text COLLATE "C" NOT NULL,
         worker_id bigint,
         job_ids bigint[] NOT NULL,
-        cancelled bigint[],
         claimed_at timestamptz NOT NULL,
         expires_at timestamptz NOT NULL,
         CONSTRAINT lease_pkey PRIMARY KEY (id, queue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import psycopg
@@ -26,8 +26,13 @@ def run(connection: SyncConnection, op: Op[T], schema: str) -> T:
         try:
             step = next(op)
             while True:
-                cursor.execute(texts[step.name], step.params)
-                step = op.send(cursor.fetchall() if cursor.description is not None else [])
+                try:
+                    cursor.execute(texts[step.name], step.params)
+                    rows = cursor.fetchall() if cursor.description is not None else []
+                except psycopg.Error as error:
+                    step = op.throw(error)
+                else:
+                    step = op.send(rows)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
@@ -43,12 +48,32 @@ async def run_async(connection: AsyncConnection, op: Op[T], schema: str) -> T:
             try:
                 step = next(op)
                 while True:
-                    await cursor.execute(texts[step.name], step.params)
-                    step = op.send(await cursor.fetchall() if cursor.description is not None else [])
+                    try:
+                        await cursor.execute(texts[step.name], step.params)
+                        rows = await cursor.fetchall() if cursor.description is not None else []
+                    except psycopg.Error as error:
+                        step = op.throw(error)
+                    else:
+                        step = op.send(rows)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
             finally:
                 op.close()
+
+
+def whole(connection: SyncConnection, atomic: bool) -> AbstractContextManager[object]:
+    """A transaction around several statements, only where there is none and every statement would commit by itself: in
+    autocommit. Elsewhere it would be the caller's commit that we take into our hands."""
+    return connection.transaction() if atomic and _commits_by_itself(connection) else nullcontext()
+
+
+def whole_async(connection: AsyncConnection, atomic: bool) -> AbstractAsyncContextManager[object]:
+    """The same on an async connection."""
+    return connection.transaction() if atomic and _commits_by_itself(connection) else nullcontext()
+
+
+def _commits_by_itself(connection: SyncConnection | AsyncConnection) -> bool:
+    return connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -86,6 +87,18 @@ def _looks_closed(connection: Any) -> bool:
         return True
 
 
+_pools: weakref.WeakSet[SyncPool] = weakref.WeakSet()
+
+
+def _forget_pools() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
+
+
 class SyncPool:
     """Connections for sync callers; safe over threads and forks."""
 
@@ -94,6 +107,12 @@ class SyncPool:
         self._lock = threading.Lock()
         self._pool: ConnectionPool[SyncConnection] | None = None
         self._pid = 0
+        _pools.add(self)
+
+    def forget(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here, and the sockets are the parent's."""
+        self._lock = threading.Lock()
+        self._pool = None
 
     @contextmanager
     def connection(self) -> Iterator[SyncConnection]:
@@ -103,13 +122,15 @@ class SyncPool:
             connection = pool.getconn()
         try:
             yield connection
+        except DatabaseUnavailable:
+            connection.close()  # a server that accepts no writes is not asked again over the same connection
+            raise
         finally:
             pool.putconn(connection)
 
     def _opened(self) -> ConnectionPool[SyncConnection]:
         with self._lock:
             if self._pool is None or self._pid != os.getpid():
-                # A forked child must not touch the sockets of its parent: its pool is forgotten, not closed.
                 url = database_url(self.settings)
                 with unavailable(self.settings):
                     psycopg.connect(url, **connect_options(self.settings)).close()
@@ -154,6 +175,9 @@ class AsyncPool:
             connection = await pool.getconn()
         try:
             yield connection
+        except DatabaseUnavailable:
+            await connection.close()
+            raise
         finally:
             await pool.putconn(connection)
 

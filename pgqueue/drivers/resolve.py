@@ -43,6 +43,7 @@ async def async_connection(using: Any) -> AsyncConnection:
     raw: Any = None
     if _is_async_sqlalchemy(using):
         target = using() if type(using).__name__ == "async_scoped_session" else using
+        _check_dialect(target)
         if hasattr(target, "get_bind"):
             target = await target.connection()
         if not target.in_transaction():
@@ -57,12 +58,23 @@ async def async_connection(using: Any) -> AsyncConnection:
 
 def _from_sqlalchemy(using: Any) -> Any:
     target = using() if type(using).__name__ == "scoped_session" else using
+    _check_dialect(target)
     if hasattr(target, "get_bind"):
         target = target.connection()
     # Only a transaction that SQLAlchemy knows of is committed by its commit().
     if not target.in_transaction():
         target.begin()
     return target.connection.driver_connection
+
+
+def _check_dialect(target: Any) -> None:
+    """Refuse another driver before a transaction is begun on it."""
+    dialect = (target.get_bind() if hasattr(target, "get_bind") else target).dialect
+    if dialect.driver not in ("psycopg", "psycopg_async"):
+        raise UnsupportedConnection(
+            f"using= got {_name(target)} on {dialect.name}+{dialect.driver}, and pgqueue needs the psycopg driver: "
+            "make the engine with a URL that begins with postgresql+psycopg://"
+        )
 
 
 def _is_sqlalchemy(using: Any) -> bool:
@@ -84,8 +96,16 @@ def _from_django(using: Any) -> Any:
     wrapper = _django_wrapper(using)
     if wrapper is None:
         return None
-    wrapper.ensure_connection()
+    # Opening a cursor is what makes Django look whether the connection is still usable (CONN_HEALTH_CHECKS).
+    wrapper.cursor().close()
     return wrapper.connection
+
+
+def note_failure(using: Any) -> None:
+    """Tell Django that an error happened on its connection, so that it is looked at before the next request."""
+    wrapper = _django_wrapper(using)
+    if wrapper is not None:
+        wrapper.errors_occurred = True
 
 
 def _django_wrapper(using: Any) -> Any:

@@ -14,6 +14,9 @@ START = -(2**63)
 FULL_PASS_SHARE = 20
 """A full pass may take one twentieth of the time at most, however many dead rows stand at the head of the line."""
 
+LONGEST_PAUSE = 5.0
+"""But a pass that was slow by accident must not hide for minutes what came back to its old place."""
+
 Span = tuple[int, int, int]
 
 
@@ -39,6 +42,8 @@ class LowWater:
     def spans(self) -> list[Span] | None:
         """The ranges of a hinted pass, highest priority first; None when a full pass is due."""
         if self._full_pass_in(self.clock()) <= 0:
+            # Paid with the pass that begins now: what is notified while it runs is owed anew.
+            self._owed = False
             return None
         spans: list[Span] = []
         top = HIGHEST
@@ -47,7 +52,8 @@ class LowWater:
                 spans.append((priority + 1, top, START))
             spans.append((priority, priority, position))
             top = priority - 1
-        spans.append((LOWEST, top, START))
+        if top >= LOWEST:
+            spans.append((LOWEST, top, START))
         return spans
 
     def notified(self) -> None:
@@ -63,7 +69,6 @@ class LowWater:
         if full:
             self._last_end = self.clock()
             self._last_cost = self._last_end - began
-            self._owed = False
         elif short:
             self._owed = True
         last: dict[int, int] = {}
@@ -73,7 +78,7 @@ class LowWater:
         self._marks.update(last)
 
     def _full_pass_in(self, now: float) -> float:
-        pause = self.share * self._last_cost
+        pause = min(self.share * self._last_cost, LONGEST_PAUSE)
         return self._last_end + (pause if self._owed else max(1.0, pause)) - now
 
 
@@ -90,27 +95,29 @@ def claim(
     taken: list[Job] = []
     while len(taken) < limit:
         spans = low_water.spans()
-        full = spans is None
         wanted = limit - len(taken)
         began = low_water.clock()
         floors, ceilings, after = zip(*(spans or [(LOWEST, HIGHEST, START)]), strict=True)
-        rows = yield Step(
-            "job_claim",
-            {
-                "queue": queue,
-                "limit": wanted,
-                "lease": lease,
-                "worker_id": worker_id,
-                "relaxed": relaxed,
-                "floors": list(floors),
-                "ceilings": list(ceilings),
-                "after": list(after),
-            },
-        )
+        params = {
+            "queue": queue,
+            "limit": wanted,
+            "lease": lease,
+            "worker_id": worker_id,
+            "relaxed": relaxed,
+            "floors": list(floors),
+            "ceilings": list(ceilings),
+            "after": list(after),
+        }
+        try:
+            rows = yield Step("job_claim", params)
+        except Exception:
+            if taken and relaxed:
+                break  # what the first pass claimed is committed: it must reach its caller
+            raise
         jobs = _jobs(queue, rows)
-        low_water.observe(jobs, full=full, short=len(jobs) < wanted, began=began)
+        low_water.observe(jobs, full=spans is None, short=len(jobs) < wanted, began=began)
         taken.extend(jobs)
-        if full or low_water.spans() is not None:
+        if spans is None or low_water.owed_in() != 0:
             break
     taken.sort(key=_line)
     return taken

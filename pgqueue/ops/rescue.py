@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from pgqueue.ops import Op, Step
 
-BATCH = 500
+LEASES = 20
+DUE = 500
 HEAD = 10_000
 
 
@@ -19,13 +20,16 @@ class Rescued(NamedTuple):
 
 
 def rescue(queue: str, *, archive: bool) -> Op[Rescued]:
-    """Take back what expired leases hold, until none is left."""
-    fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": []}
+    """Take back what expired leases hold, round by round, until every expired lease was looked at once."""
+    fates: dict[str, list[int]] = {"lease": [], "returned": [], "dead": [], "cancelled": []}
     while True:
-        rows = yield Step("job_rescue", {"queue": queue, "limit": BATCH, "archive": archive})
-        for job_id, fate in rows:
-            fates[fate].append(job_id)
-        if not rows:
+        seen = len(fates["lease"])
+        params = {"queue": queue, "limit": LEASES, "archive": archive, "seen": list(fates["lease"])}
+        rows = yield Step("job_rescue", params)
+        for row_id, fate in rows:
+            fates[fate].append(row_id)
+        if len(fates["lease"]) - seen < LEASES:
+            del fates["lease"]
             return Rescued(**fates)
 
 
@@ -39,10 +43,10 @@ def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
     """Put due jobs into line, until none is left; returns their ids."""
     promoted: list[int] = []
     while True:
-        rows = yield Step("job_promote", {"queue": queue, "limit": BATCH, "channel": channel})
+        rows = yield Step("job_promote", {"queue": queue, "limit": DUE, "channel": channel})
         ids = rows[0][0] if rows else None
         promoted.extend(ids or ())
-        if not ids or len(ids) < BATCH:
+        if not ids or len(ids) < DUE:
             return promoted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from pgqueue.ops import Op, Step
 from pgqueue.outcome import Outcome, OutcomeKind
 
 Settlement = tuple[Job, Outcome]
+PART = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +32,45 @@ def settle(
     """
     lost: list[Job] = []
     leases = sorted(set(finished))
-    for part in _without_repeats(settlements):
-        for kind, write in _WRITES:
-            chosen = [pair for pair in part if pair[1].kind is kind]
-            if chosen:
-                params = {"queue": queue, **_pairs(chosen)}
-                rows = yield write(params, chosen, leases, options)
-                accepted = set(rows[0][0] or ()) if rows else set()
-                lost.extend(job for job, _ in chosen if job.id not in accepted)
-                if kind in (OutcomeKind.COMPLETED, OutcomeKind.DISCARD):
-                    leases = leases if kind is OutcomeKind.DISCARD else []
+    writes = list(_writes(settlements))
+    for number, (kind, write, chosen) in enumerate(writes, 1):
+        last = number == len(writes) and kind is OutcomeKind.COMPLETED
+        rows = yield write({"queue": queue, **_pairs(chosen)}, chosen, leases if last else [], options)
+        accepted = set(rows[0][0] or ())
+        lost.extend(job for job, _ in chosen if job.id not in accepted)
+        if last:
+            leases = []
     if leases:
         yield Step("lease_free", {"queue": queue, "leases": leases})
     return lost
 
 
+def _writes(settlements: Sequence[Settlement]) -> Iterator[tuple[OutcomeKind, _Write, list[Settlement]]]:
+    """One entry per statement."""
+    for part in _without_repeats(settlements):
+        for kind, write in _WRITES:
+            chosen = [pair for pair in part if pair[1].kind is kind]
+            if chosen:
+                yield kind, write, chosen
+
+
 def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
-    """The statements compare id and token by place, so one id may stand in a statement once."""
-    parts: list[list[Settlement]] = []
-    seen: list[set[int]] = []
+    """Parts in which an id stands once, since the statements compare id and token by place; and not too long, since that
+    comparison costs the square of the length. The same claim named twice is settled once."""
+    parts: list[dict[int, Settlement]] = []
+    seen: set[tuple[int, int]] = set()
     for pair in settlements:
-        for part, ids in zip(parts, seen, strict=True):
-            if pair[0].id not in ids:
-                part.append(pair)
-                ids.add(pair[0].id)
+        job = pair[0]
+        if (job.id, job.token) in seen:
+            continue
+        seen.add((job.id, job.token))
+        for part in reversed(parts):
+            if job.id not in part and len(part) < PART:
+                part[job.id] = pair
                 break
         else:
-            parts.append([pair])
-            seen.append({pair[0].id})
-    return parts
+            parts.append({job.id: pair})
+    return [list(part.values()) for part in parts]
 
 
 def _pairs(chosen: Sequence[Settlement]) -> dict[str, Any]:
@@ -95,6 +106,7 @@ def _bury(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int
             **params,
             "reasons": [outcome.reason or "dead-lettered" for _, outcome in chosen],
             "errors": [outcome.error_json for _, outcome in chosen],
+            "archive": options.archive,
         },
     )
 
@@ -122,6 +134,7 @@ def cancel(ids: Sequence[int], options: SettleOptions) -> Op[dict[int, str]]:
         by_queue.setdefault(queue, []).append(job_id)
     answer: dict[int, str] = {}
     for queue, members in sorted(by_queue.items()):
-        rows = yield Step("job_cancel", {"queue": queue, "ids": members, "archive": options.archive})
-        answer.update(dict(rows))
+        params = {"queue": queue, "ids": members, "archive": options.archive, "channel": options.channel}
+        rows = yield Step("job_cancel", params)
+        answer.update({row[0]: row[1] for row in rows})
     return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from pgqueue.ops import Op, Step
 
@@ -32,10 +33,20 @@ def beat(worker_id: int, identity: Identity) -> Op[None]:
     yield Step("worker_beat", {"worker_id": worker_id, **asdict(identity)})
 
 
-def beat_leases(worker_id: int, queue: str, leases: Sequence[int], *, lease: float) -> Op[dict[int, list[int]]]:
-    """Extend leases of one queue; returns those that are still ours, each with the jobs whose cancellation was asked for."""
+class Beat(NamedTuple):
+    """A lease that is still ours.
+
+    `extended`: it was, now; otherwise somebody locks its row: ask again soon. `cancelled`: its jobs that shall be cancelled.
+    """
+
+    extended: bool
+    cancelled: list[int]
+
+
+def beat_leases(worker_id: int, queue: str, leases: Sequence[int], *, lease: float) -> Op[dict[int, Beat]]:
+    """Extend leases of one queue; returns those that are still ours."""
     rows = yield Step("lease_beat", {"worker_id": worker_id, "queue": queue, "leases": list(leases), "lease": lease})
-    return {row[0]: row[1] or [] for row in rows}
+    return {token: Beat(extended, cancelled) for token, extended, cancelled in rows}
 
 
 def leave(worker_id: int) -> Op[None]:

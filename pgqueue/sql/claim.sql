@@ -7,6 +7,8 @@
 -- MATERIALIZED and ARRAY(SELECT …): the lock is taken once, whatever the plan; without them a nested loop may run the
 --   inner select again and claim more than `limit`.
 -- NO KEY: does not conflict with the key-share locks of a host's foreign keys. SKIP LOCKED: claimers do not queue up.
+-- run_at IS NULL: a row written by hand may have a place in line and a time; the time counts.
+-- least(): such a row may also have the largest attempt there is, and must not fail the whole claim.
 -- lease_id and attempt are in no index: the update stays on its page (HOT).
 -- CASE around created_at: a time beyond Python's years (infinity, written by hand) must not make the whole batch unreadable.
 -- relaxed: a lost claim is a redelivery, so it needs no fsync; set for this transaction only, and never in a caller's.
@@ -17,7 +19,7 @@ WITH ready AS MATERIALIZED (
         SELECT id
         FROM {schema}.job
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
-          AND position IS NOT NULL AND lease_id IS NULL
+          AND position IS NOT NULL AND lease_id IS NULL AND run_at IS NULL
           AND priority >= span.floor AND priority <= span.ceiling AND position > span.after
         ORDER BY priority DESC, position
         LIMIT %(limit)s::int8
@@ -35,7 +37,7 @@ WITH ready AS MATERIALIZED (
     RETURNING id
 )
 UPDATE {schema}.job AS j
-SET lease_id = granted.id, attempt = j.attempt + 1
+SET lease_id = granted.id, attempt = least(j.attempt, 2147483646) + 1
 FROM granted
 WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM ready))
 RETURNING j.id, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout,

@@ -37,9 +37,8 @@ WITH picked AS MATERIALIZED (
 SELECT back.id FROM back JOIN told ON told.queue = back.queue ORDER BY back.id
 
 -- name: dead_purge
--- For good. In batches, so that no purge is one long transaction.
-DELETE FROM {schema}.dead_letter AS d
-USING (
+-- For good. In batches, so that no purge is one long transaction; MATERIALIZED, so that no plan takes more than a batch.
+WITH picked AS MATERIALIZED (
     SELECT id, queue
     FROM {schema}.dead_letter
     WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
@@ -47,9 +46,9 @@ USING (
       AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
       AND died_at <= clock_timestamp() - %(older_than)s::float8 * interval '1 second'
     LIMIT %(limit)s::int8
-    FOR UPDATE SKIP LOCKED) AS picked
-WHERE d.id = picked.id AND d.queue = picked.queue
-RETURNING d.id
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {schema}.dead_letter AS d USING picked WHERE d.id = picked.id AND d.queue = picked.queue RETURNING d.id
 
 -- name: dead_count
 SELECT count(*) FROM {schema}.dead_letter

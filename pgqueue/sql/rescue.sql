@@ -1,27 +1,29 @@
 -- name: job_rescue
 -- Takes back what expired leases still hold: into the same place in line, or into the dead letters after the last attempt.
--- held: only jobs whose lease_id is still this lease's id; a lease may list jobs that are settled long ago. The lock waits
---   for a settle under way and then looks again, so whoever was first has it.
+-- held: only jobs whose lease_id is still one of these leases; a lease may list jobs that are settled long ago.
+-- SKIP LOCKED, on leases and on jobs: a rescue never waits. A lease that is being extended, or a job that somebody settles in
+--   an open transaction, is left for the next round; waiting for it would stop the rescue of all the others.
+-- freed: a lease row goes only with the last of its jobs. seen: leases of earlier rounds, which may be left over.
 -- (SELECT clock_timestamp()): evaluated once, so that the index on expires_at can be used.
--- SKIP LOCKED on the leases: two rescues share the work instead of queueing up; a heartbeat under way wins.
 WITH expired AS MATERIALIZED (
     SELECT id, job_ids
     FROM {schema}.lease
-    WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp())
+    WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp()) AND id <> ALL (%(seen)b::int8[])
     ORDER BY expires_at
     LIMIT %(limit)s::int8
     FOR UPDATE SKIP LOCKED
 ), held AS MATERIALIZED (
-    SELECT j.id, CASE WHEN j.cancel_requested THEN 'cancelled' WHEN j.attempt >= j.max_attempts THEN 'dead' ELSE 'returned' END AS fate
-    FROM {schema}.job AS j
-    JOIN (SELECT expired.id AS lease_id, unnest(job_ids) AS id FROM expired) AS e ON e.id = j.id AND e.lease_id = j.lease_id
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT unnest(job_ids) FROM expired))
-    ORDER BY j.id
-    FOR UPDATE OF j
+    SELECT id, CASE WHEN cancel_requested THEN 'cancelled' WHEN attempt >= max_attempts THEN 'dead' ELSE 'returned' END AS fate
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT unnest(job_ids) FROM expired))
+      AND lease_id = ANY (ARRAY(SELECT id FROM expired))
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
 ), back AS (
     UPDATE {schema}.job
     SET lease_id = NULL, lost = lost + 1,
-        errors = CASE WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE coalesce(errors, '[]') END
+        errors = CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
+                 WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
             || jsonb_build_array(jsonb_build_object(
                 'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired', 'at', clock_timestamp()))
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM held WHERE fate = 'returned'))
@@ -34,10 +36,10 @@ WITH expired AS MATERIALIZED (
         id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers, errors, created_at,
         reason, died_at)
     SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, lost + 1, timeout, retry, headers,
-           CASE WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE coalesce(errors, '[]') END
-               || jsonb_build_array(jsonb_build_object(
-                   'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired',
-                   'at', clock_timestamp())),
+           CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
+                 WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
+            || jsonb_build_array(jsonb_build_object(
+                'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired', 'at', clock_timestamp())),
            created_at, 'worker lost', clock_timestamp()
     FROM gone
     WHERE NOT cancel_requested
@@ -49,9 +51,14 @@ WITH expired AS MATERIALIZED (
     FROM gone
     WHERE cancel_requested AND %(archive)s::bool
 ), freed AS (
-    DELETE FROM {schema}.lease WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM expired))
+    DELETE FROM {schema}.lease AS l
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM expired))
+      AND NOT EXISTS (
+          SELECT 1 FROM {schema}.job AS j
+          WHERE j.queue = %(queue)s::text AND j.id = ANY (l.job_ids) AND j.lease_id = l.id
+            AND j.id <> ALL (ARRAY(SELECT held.id FROM held)))
 )
-SELECT id, fate FROM held
+SELECT id, 'lease' FROM expired UNION ALL SELECT id, fate FROM held
 
 -- name: job_adopt
 -- The ranges that are always true are explained at job_claim.
@@ -101,11 +108,12 @@ FROM moved
 
 -- name: queue_agenda
 -- Is there anything to rescue, and in how many seconds is the next job due (0 or less: now)? One cheap look per second
--- instead of three statements that find nothing. Infinity is a job that somebody parked by hand.
+-- instead of three statements that find nothing. Infinity is a job that somebody parked by hand;
+-- greatest(): before PostgreSQL 17 nothing can be subtracted from minus infinity.
 SELECT EXISTS (
            SELECT 1 FROM {schema}.lease
            WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp())),
-       (SELECT extract(epoch FROM run_at - clock_timestamp())::float8
+       (SELECT extract(epoch FROM greatest(run_at, 'epoch') - clock_timestamp())::float8
         FROM {schema}.job
         WHERE queue = %(queue)s::text AND run_at IS NOT NULL AND run_at < 'infinity'
         ORDER BY run_at

@@ -50,20 +50,26 @@ RETURNING id
 
 -- name: job_retry
 -- Back into the queue after an attempt: at once at the end of the line, or when `delays` (seconds) have passed.
--- spent: false gives the attempt back (snooze). At most ten errors are kept, the newest ones.
--- A job whose cancellation was asked for while it ran is not tried again: it is archived as cancelled.
-WITH asked AS (
-    SELECT *
-    FROM unnest(%(ids)b::int8[], %(tokens)b::int8[], %(delays)b::float8[], %(spent)b::bool[], %(errors)b::text[])
-        AS a(id, token, delay, spent, error)
+-- spent: false gives the attempt back (snooze). At most ten errors are kept, the newest ones; what is no list (written by
+--   hand) is dropped.
+-- locked: a job whose cancellation was asked for while it ran is not tried again but archived as cancelled. The flag is read
+--   under the lock: read before it, a cancellation that commits in between would leave the row to neither branch.
+WITH locked AS MATERIALIZED (
+    SELECT id, cancel_requested
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+    ORDER BY id
+    FOR UPDATE
+), asked AS (
+    SELECT a.*
+    FROM unnest(%(ids)b::int8[], %(delays)b::float8[], %(spent)b::bool[], %(errors)b::text[]) AS a(id, delay, spent, error)
 ), moment AS MATERIALIZED (
     SELECT clock_timestamp() AS at
 ), gone AS (
-    DELETE FROM {schema}.job AS j
-    USING asked AS a
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (%(ids)b::int8[]) AND j.id = a.id AND j.lease_id = a.token
-      AND j.cancel_requested
-    RETURNING j.*
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE cancel_requested))
+    RETURNING *
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
@@ -78,25 +84,42 @@ WITH asked AS (
         run_at = CASE WHEN a.delay > 0 THEN at + a.delay * interval '1 second' END,
         position = CASE WHEN a.delay > 0 THEN NULL ELSE nextval('{schema}.job_id_seq') END,
         errors = CASE WHEN a.error IS NULL THEN j.errors ELSE
-            CASE WHEN jsonb_array_length(j.errors) >= 10 THEN j.errors - 0 ELSE coalesce(j.errors, '[]') END
+            CASE WHEN jsonb_typeof(j.errors) IS DISTINCT FROM 'array' THEN '[]'
+                 WHEN jsonb_array_length(j.errors) >= 10 THEN j.errors - 0 ELSE j.errors END
             || jsonb_build_array(a.error::jsonb || jsonb_build_object('at', at)) END
     FROM asked AS a, moment
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (%(ids)b::int8[]) AND j.id = a.id AND j.lease_id = a.token
-      AND NOT j.cancel_requested
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested)) AND j.id = a.id
     RETURNING j.id
 )
 SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
 FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
 
 -- name: job_bury
--- Into the dead letters, with the reason and the last error.
-WITH asked AS (
-    SELECT * FROM unnest(%(ids)b::int8[], %(tokens)b::int8[], %(reasons)b::text[], %(errors)b::text[])
-        AS a(id, token, reason, error)
+-- Into the dead letters, with the reason and the last error; cancelled jobs into the archive, as in job_retry.
+WITH locked AS MATERIALIZED (
+    SELECT id, cancel_requested
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
+      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+    ORDER BY id
+    FOR UPDATE
+), asked AS (
+    SELECT a.* FROM unnest(%(ids)b::int8[], %(reasons)b::text[], %(errors)b::text[]) AS a(id, reason, error)
 ), gone AS (
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE cancel_requested))
+    RETURNING *
+), kept AS (
+    INSERT INTO {schema}.archive (
+        id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while running',
+           created_at, clock_timestamp()
+    FROM gone
+    WHERE %(archive)s::bool
+), buried AS (
     DELETE FROM {schema}.job AS j
     USING asked AS a
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (%(ids)b::int8[]) AND j.id = a.id AND j.lease_id = a.token
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested)) AND j.id = a.id
     RETURNING j.*, a.reason, a.error
 ), dead AS (
     INSERT INTO {schema}.dead_letter (
@@ -104,19 +127,26 @@ WITH asked AS (
         reason, died_at)
     SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers,
            CASE WHEN error IS NULL THEN errors ELSE
-               CASE WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE coalesce(errors, '[]') END
-               || jsonb_build_array(error::jsonb || jsonb_build_object('at', clock_timestamp())) END,
+            CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
+                 WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
+            || jsonb_build_array(error::jsonb || jsonb_build_object('at', clock_timestamp())) END,
            created_at, reason, clock_timestamp()
-    FROM gone
+    FROM buried
 )
-SELECT array_agg(id) FROM gone
+SELECT array_agg(id) FROM (SELECT id FROM buried UNION ALL SELECT id FROM gone) AS settled
 
 -- name: job_release
--- Given back unfinished: the attempt is not counted and the place in line is kept.
-WITH gone AS (
-    DELETE FROM {schema}.job
+-- Given back unfinished: the attempt is not counted and the place in line is kept; cancelled jobs as in job_retry.
+WITH locked AS MATERIALIZED (
+    SELECT id, cancel_requested
+    FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)] AND cancel_requested
+      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+    ORDER BY id
+    FOR UPDATE
+), gone AS (
+    DELETE FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE cancel_requested))
     RETURNING *
 ), kept AS (
     INSERT INTO {schema}.archive (
@@ -128,8 +158,7 @@ WITH gone AS (
 ), back AS (
     UPDATE {schema}.job
     SET lease_id = NULL, attempt = attempt - 1
-    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)] AND NOT cancel_requested
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested))
     RETURNING id
 )
 SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
@@ -140,9 +169,9 @@ FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
 SELECT id, queue FROM {schema}.job WHERE id = ANY (%(ids)b::int8[])
 
 -- name: job_cancel
--- A waiting job is archived as cancelled; a running one is marked, and its worker is told through the lease row.
+-- A waiting job is archived as cancelled; a running one is marked, and its worker finds the mark at its next heartbeat, which
+-- the notification brings forward.
 -- ORDER BY id under the lock: two cancellations of the same jobs take them in the same order.
--- The lease is taken with SKIP LOCKED: a rescue holds it while it waits for a job that is locked here.
 WITH picked AS MATERIALIZED (
     SELECT id, lease_id
     FROM {schema}.job
@@ -164,15 +193,10 @@ WITH picked AS MATERIALIZED (
     UPDATE {schema}.job
     SET cancel_requested = true
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM picked WHERE lease_id IS NOT NULL))
-    RETURNING id, lease_id
-), told AS (
-    UPDATE {schema}.lease AS l
-    SET cancelled = array_cat(l.cancelled, a.ids)
-    FROM (SELECT lease_id, array_agg(id) AS ids FROM asked GROUP BY lease_id) AS a
-    WHERE l.queue = %(queue)s::text AND l.id = a.lease_id
-      AND l.id = ANY (ARRAY(
-          SELECT id FROM {schema}.lease
-          WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT lease_id FROM asked))
-          FOR NO KEY UPDATE SKIP LOCKED))
+    RETURNING id
 )
-SELECT id, 'cancelled' FROM gone UNION ALL SELECT id, 'requested' FROM asked
+SELECT id, 'cancelled', NULL FROM gone
+UNION ALL
+SELECT id, 'requested',
+       CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, 'cancel ' || %(queue)s::text) END
+FROM asked

@@ -37,7 +37,7 @@ SELECT (SELECT count(*) FROM (
        (SELECT count(*) FROM (
             SELECT 1 FROM {schema}.dead_letter WHERE queue = %(queue)s::text LIMIT %(most)s::int8) AS dead),
        (SELECT paused_at FROM {schema}.queue WHERE name = %(queue)s::text),
-       (SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM {schema}.job
+       (SELECT CASE WHEN isfinite(created_at) THEN extract(epoch FROM clock_timestamp() - created_at)::float8 END FROM {schema}.job
         WHERE queue = %(queue)s::text AND position IS NOT NULL AND lease_id IS NULL
         ORDER BY priority DESC, position LIMIT 1)
 

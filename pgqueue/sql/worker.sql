@@ -12,14 +12,33 @@ VALUES (%(worker_id)s::int8, %(name)s::text, %(hostname)s::text, %(pid)s::int4, 
 ON CONFLICT (id) DO UPDATE SET seen_at = clock_timestamp()
 
 -- name: lease_beat
--- Extends one row per claim, however many jobs it holds. A lease that does not come back is lost. The worker id is
--- compared so that a heartbeat never touches a lease of somebody else, and no fsync is needed: a beat that is lost in a
--- crash of the server is a lease that ends earlier.
-UPDATE {schema}.lease
-SET expires_at = clock_timestamp() + %(lease)s::float8 * interval '1 second'
-FROM (SELECT set_config('synchronous_commit', 'off', true)) AS relaxed
+-- Extends one row per claim, however many jobs it holds, and says of each lease that is still ours whether it was extended
+-- and whose cancellation was asked for. A lease that does not come back is lost.
+-- SKIP LOCKED: a caller's open transaction may hold a lease row; waiting for it would let all the others run out. Such a lease
+--   comes back as not extended, and is tried again soon.
+-- greatest(): a beat must not take away time that a handler asked for.
+-- worker_id: a heartbeat never touches a lease of somebody else.
+-- synchronous_commit: a beat that is lost in a crash of the server is a lease that ends earlier.
+WITH mine AS MATERIALIZED (
+    SELECT id
+    FROM {schema}.lease
+    WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[]) AND worker_id = %(worker_id)s::int8
+    FOR NO KEY UPDATE SKIP LOCKED
+), beaten AS (
+    UPDATE {schema}.lease
+    SET expires_at = greatest(expires_at, clock_timestamp() + %(lease)s::float8 * interval '1 second')
+    FROM (SELECT set_config('synchronous_commit', 'off', true)) AS relaxed
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM mine))
+    RETURNING id
+), cancelled AS MATERIALIZED (
+    SELECT id, lease_id
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND cancel_requested
+    ORDER BY queue, id
+)
+SELECT id, id IN (SELECT id FROM beaten), ARRAY(SELECT c.id FROM cancelled AS c WHERE c.lease_id = l.id)
+FROM {schema}.lease AS l
 WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[]) AND worker_id = %(worker_id)s::int8
-RETURNING id, cancelled
 
 -- name: worker_leave
 DELETE FROM {schema}.worker WHERE id = %(worker_id)s::int8

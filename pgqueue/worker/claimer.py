@@ -14,7 +14,7 @@ from pgqueue.ops import status as status_ops
 from pgqueue.task import Registry
 from pgqueue.worker.coroutines import CoroutineRunner
 from pgqueue.worker.execution import RELEASED
-from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.options import WorkerOptions
@@ -25,6 +25,7 @@ AHEAD = 0.05
 """Seconds of work to hold in the buffer: more would take fast jobs from other workers, less would leave runners waiting."""
 MOST_AHEAD = 1000
 BACKLOG = 5000
+HOARD = 1.0
 DRAIN_POLL = 0.1
 
 
@@ -62,6 +63,8 @@ class Claimer(Loop):
         self._hints = {queue: claim_ops.LowWater() for queue in queues}
         self._seen = (0, 0.0)
         self._average: float | None = None
+        self._most = MOST_AHEAD
+        self._moved = (0, time.monotonic())
 
     def wake(self) -> None:
         """Something may be claimable: look now."""
@@ -81,6 +84,7 @@ class Claimer(Loop):
     def turn(self) -> None:
         """One round over the queues, then wait for hunger, a notification or the poll."""
         self._wake.clear()
+        self._give_back_hoard()
         room = self._room()
         taken = 0
         for queue in self.queues:
@@ -91,6 +95,10 @@ class Claimer(Loop):
         if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
             self.drained()
         self._wake.wait(self._until_next(room))
+
+    def give_up(self) -> None:
+        """A claim that takes longer than its deadline would never succeed: ask for less, and for more again later."""
+        self._most = max(1, self._most // 2)
 
     def finish(self) -> None:
         """Close the connection."""
@@ -106,7 +114,7 @@ class Claimer(Loop):
     def _room(self) -> int:
         if self.settler.backlog() > BACKLOG:
             return 0
-        waiting = self.threads.buffer.qsize() + self.coroutines.waiting()
+        waiting = self._waiting()
         running = self.threads.running() + self.coroutines.running()
         return max(0, self.options.concurrency + self._ahead() - waiting - running)
 
@@ -130,13 +138,14 @@ class Claimer(Loop):
         jobs = self.link.run(
             claim_ops.claim(
                 queue,
-                min(room, MOST_AHEAD),
+                min(room, self._most),
                 lease=self.options.lease,
                 low_water=self._hints[queue],
                 worker_id=self.worker_id,
                 relaxed=True,
             )
         )
+        self._most = min(MOST_AHEAD, self._most * 2)
         if not jobs:
             return 0
         held = self.ledger.add(jobs, sent + self.options.lease)
@@ -146,6 +155,20 @@ class Claimer(Loop):
         else:
             self._hand_over(held)
         return len(jobs)
+
+    def _give_back_hoard(self) -> None:
+        """Jobs that wait here behind slow ones, with nothing started for a while, are better run elsewhere."""
+        started = self.threads.clocked()[0] + self.coroutines.count + self.threads.running() + self.coroutines.running()
+        now = time.monotonic()
+        if started != self._moved[0] or not self._waiting():
+            self._moved = (started, now)
+        elif now - self._moved[1] > HOARD:
+            self._average = max(self._average or 0.0, HOARD)
+            for held in self.ledger.take_all(Phase.WAITING):
+                self.settler.submit(held, RELEASED)
+
+    def _waiting(self) -> int:
+        return self.threads.buffer.qsize() + self.coroutines.waiting()
 
     def _give_back(self, helds: Sequence[Held]) -> None:
         for held in helds:

@@ -8,14 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pgqueue.current import CurrentJob, enter
 from pgqueue.events import Bus, EventName
 from pgqueue.outcome import Outcome
 from pgqueue.task import Registry
-from pgqueue.worker.execution import Finish, judge, prepare, report
-from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.execution import RELEASED, Finish, judge, prepare, report
+from pgqueue.worker.ledger import Held, Ledger, Start
 from pgqueue.worker.threads import Extend
 
 
@@ -45,6 +46,7 @@ class CoroutineRunner:
         self.seconds = 0.0
         self._waiting: deque[Held] = deque()
         self._running: set[asyncio.Task[None]] = set()
+        self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pgqueue-event-loop", daemon=True)
 
@@ -54,7 +56,9 @@ class CoroutineRunner:
 
     def submit(self, helds: Sequence[Held]) -> None:
         """Hand jobs over, from any thread."""
-        self._loop.call_soon_threadsafe(self._accept, helds)
+        # Counted at once: a loop that is blocked by a handler accepts nothing, and must not look hungry.
+        self._waiting.extend(helds)
+        self._loop.call_soon_threadsafe(self._fill)
 
     def cancel(self, held: Held) -> None:
         """Cancel the asyncio task of a running job, from any thread."""
@@ -87,19 +91,20 @@ class CoroutineRunner:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._ended:
+                # A task that a handler started by itself may raise SystemExit, which asyncio lets end the loop; what else
+                # runs in it has nothing to do with that.
+                with suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_forever()
             self._loop.run_until_complete(asyncio.wait_for(self._loop.shutdown_asyncgens(), 1.0))
         finally:
             self._loop.close()
 
     def _end(self) -> None:
+        self._ended = True
         for task in self._running:
             task.cancel()
         self._loop.call_soon(self._loop.stop)
-
-    def _accept(self, helds: Sequence[Held]) -> None:
-        self._waiting.extend(helds)
-        self._fill()
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.concurrency:
@@ -116,8 +121,18 @@ class CoroutineRunner:
             self.hungry()
 
     async def _job(self, held: Held) -> None:
+        try:
+            await self._guarded(held)
+        except BaseException as error:  # noqa: BLE001 - whatever escapes, the loop lives and the job gets an outcome
+            if self.ledger.take(held):
+                self.finish(held, judge(held, error, prepared=True))
+
+    async def _guarded(self, held: Held) -> None:
         current = CurrentJob(held.job, self.extend)
-        if not self.ledger.begin(held, current):
+        start = self.ledger.begin(held, current)
+        if start is Start.GIVE_BACK:
+            self.finish(held, RELEASED)
+        if start is not Start.RUN:
             return
         if self.events:
             self.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
@@ -126,8 +141,8 @@ class CoroutineRunner:
         self.count += 1
         self.seconds += time.monotonic() - began
         if self.ledger.take(held):
-            report(self.events, held, outcome, error)
             self.finish(held, outcome)
+            report(self.events, held, outcome, error)
 
     async def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
         prepared = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -12,6 +13,8 @@ from pgqueue.worker.ledger import Held, Ledger
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.options import WorkerOptions
+
+SOON = 0.2
 
 
 class Heartbeat(Loop):
@@ -39,14 +42,24 @@ class Heartbeat(Loop):
         self.identity = identity
         self.tell = tell
         self._next = 0.0
+        self._asked = threading.Event()
 
     def turn(self) -> None:
         """Beat if it is time; then wait a little."""
         self._fence()
-        if time.monotonic() >= self._next:
-            self._beat()
-            self._next = time.monotonic() + self.options.beat_every
-        self.stopping.wait(min(0.5, self.options.beat_every, max(0.01, self._next - time.monotonic())))
+        if time.monotonic() >= self._next or self._asked.is_set():
+            self._asked.clear()
+            self._next = time.monotonic() + (self.options.beat_every if self._beat() else SOON)
+        self._asked.wait(min(0.5, self.options.beat_every, max(0.01, self._next - time.monotonic())))
+
+    def ask(self) -> None:
+        """Beat now: somebody asked for a cancellation."""
+        self._asked.set()
+
+    def stop(self) -> None:
+        """End after the beat under way."""
+        super().stop()
+        self._asked.set()
 
     def give_up(self) -> None:
         """A beat failed: until the deadline that means "unknown", not "lost"."""
@@ -60,17 +73,22 @@ class Heartbeat(Loop):
         # Not renewed for a whole lease: by the database's clock somebody else may own these jobs now.
         self._lose(self.ledger.expired(time.monotonic()), "not renewed in time")
 
-    def _beat(self) -> None:
+    def _beat(self) -> bool:
+        """False when a lease could not be extended now, because somebody's open transaction holds its row."""
+        complete = True
         for queue, tokens in self.ledger.tokens().items():
             sent = time.monotonic()
             ours = self.link.run(worker_ops.beat_leases(self.worker_id, queue, tokens, lease=self.options.lease))
-            self.ledger.renew(ours, sent + self.options.lease)
+            extended = [token for token, beat in ours.items() if beat.extended]
+            self.ledger.renew(extended, sent + self.options.lease)
+            complete = complete and len(extended) == len(ours)
             self._lose([token for token in tokens if token not in ours], "taken by a rescue")
-            for token, ids in ours.items():
-                for held in self.ledger.request_cancel(token, ids) if ids else ():
+            for token, beat in ours.items():
+                for held in self.ledger.request_cancel(token, beat.cancelled) if beat.cancelled else ():
                     self.events.emit(EventName.JOB_CANCEL_REQUESTED, id=held.job.id, queue=queue)
                     self.tell(held)
         self.link.run(worker_ops.beat(self.worker_id, self.identity))
+        return complete
 
     def _lose(self, tokens: Sequence[int], why: str) -> None:
         lost = self.ledger.lose(tokens) if tokens else []

@@ -24,6 +24,14 @@ class Phase(enum.Enum):
     LOST = 4
 
 
+class Start(enum.Enum):
+    """What a runner does with a job that it comes to."""
+
+    RUN = 1
+    GIVE_BACK = 2
+    GONE = 3
+
+
 class Lease:
     """One claim. `deadline` is on the monotonic clock, counted from the moment the claim or renewal was sent."""
 
@@ -73,16 +81,18 @@ class Ledger:
                 held.append(entry)
         return held
 
-    def begin(self, held: Held, current: CurrentJob) -> bool:
-        """A runner starts this job; False when it was lost, released or has outlived its lease in the buffer."""
+    def begin(self, held: Held, current: CurrentJob) -> Start:
+        """A runner comes to this job. GIVE_BACK makes it submit a release: the lease ran out in the buffer, or the job was
+        cancelled there, and nobody else would ever take it up again."""
         with self._lock:
-            if held.phase is not Phase.WAITING or time.monotonic() >= held.lease.deadline:
-                return False
+            if held.phase is not Phase.WAITING:
+                return Start.GONE
+            if held.cancel_requested or time.monotonic() >= held.lease.deadline:
+                held.phase = Phase.SETTLING
+                return Start.GIVE_BACK
             held.phase = Phase.RUNNING
             held.current = current
-            if held.cancel_requested:
-                current.cancel()
-            return True
+            return Start.RUN
 
     def take(self, held: Held) -> bool:
         """Decide this job's outcome now; False when somebody else has."""
@@ -133,8 +143,9 @@ class Ledger:
         """The database said that these leases are still ours."""
         with self._lock:
             for token in tokens:
-                if token in self._leases:
-                    self._leases[token].deadline = deadline
+                lease = self._leases.get(token)
+                if lease is not None:
+                    lease.deadline = max(lease.deadline, deadline)
 
     def lose(self, tokens: Iterable[int]) -> list[Held]:
         """These leases are not ours any more; returns their jobs that were waiting or running.

@@ -92,7 +92,7 @@ class Link:
         try:
             with self.watchdog.watching(connection, self.deadline):
                 return run(connection, op, self.settings.schema)
-        except psycopg.Error:
+        except BaseException:
             self.close()
             raise
 

@@ -14,6 +14,7 @@ from pgqueue.worker.loop import Loop
 
 SLICE = 0.5
 PROBE_EVERY = 30.0
+CANCEL = "cancel "
 
 
 class Listener(Loop):
@@ -29,6 +30,7 @@ class Listener(Loop):
         queues: frozenset[str],
         events: Bus,
         wake: Callable[[], None],
+        cancelled: Callable[[], None],
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
@@ -36,6 +38,7 @@ class Listener(Loop):
         self.channel = channel
         self.queues = queues
         self.wake = wake
+        self.cancelled = cancelled
         self._listening = False
         self._probed = 0.0
 
@@ -51,6 +54,8 @@ class Listener(Loop):
         for notification in connection.notifies(timeout=SLICE, stop_after=1):
             if notification.payload in self.queues:
                 self.wake()
+            elif notification.payload.removeprefix(CANCEL) in self.queues:
+                self.cancelled()
         if time.monotonic() - self._probed > PROBE_EVERY:
             # A connection that a firewall dropped silently looks like a quiet one.
             with self.link.watchdog.watching(connection, self.link.deadline):

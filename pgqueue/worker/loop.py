@@ -62,21 +62,27 @@ class Loop:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self.stopping.is_set():
-            try:
-                self.turn()
-            except (psycopg.Error, PgQueueError, OSError) as error:
-                self._crashes = 0
-                self._pause(error)
-            except Exception as error:  # noqa: BLE001 - a fault of ours, counted below
-                self._crashes += 1
-                self._pause(error)
-                if self._crashes >= MOST_CRASHES:
-                    self._fatal(self.name, error)
-                    break
-            else:
-                self._well()
-        self.finish()
+        try:
+            while not self.stopping.is_set():
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - a worker without one of its parts must not look alive
+            self._fatal(self.name, error)
+        finally:
+            self.finish()
+
+    def _turn(self) -> None:
+        try:
+            self.turn()
+        except (psycopg.Error, PgQueueError, OSError) as error:
+            self._crashes = 0
+            self._pause(error)
+        except Exception as error:
+            self._crashes += 1
+            self._pause(error)
+            if self._crashes >= MOST_CRASHES:
+                raise
+        else:
+            self._well()
 
     def _pause(self, error: Exception) -> None:
         self._failures += 1

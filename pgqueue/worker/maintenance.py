@@ -47,10 +47,17 @@ class Maintenance(Loop):
     def turn(self) -> None:
         """Look at every queue, then wait for the next due time or the period, whichever is first."""
         pause = PERIOD * random.uniform(0.8, 1.0)
+        failure: Exception | None = None
         for queue in self.queues:
-            due_in = self._tend(queue)
+            try:
+                due_in = self._tend(queue)
+            except Exception as error:  # noqa: BLE001 - one queue's trouble must not stop the others; raised below
+                failure = failure or error
+                continue
             if due_in is not None:
                 pause = min(pause, max(0.01, due_in))
+        if failure is not None:
+            raise failure
         self._now_and_then()
         self.stopping.wait(pause)
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -50,8 +51,9 @@ class Signals:
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
+        self._mask = threading.local()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(before=self._hold, after_in_parent=self._resume, after_in_child=self._forget)
 
     def install(self, *, children: bool = False) -> None:
         """Take over the stop signals, and SIGCHLD for a parent. A SIGHUP that nohup has switched off stays off."""
@@ -84,12 +86,21 @@ class Signals:
     def _noticed(self, number: int, frame: FrameType | None) -> None:
         """The byte on the pipe is all that is needed."""
 
+    # A process that a task forks shares the pipe: its own SIGTERM would stop us, and would not end it. So it gets the
+    # usual handlers, and signals wait from before the fork until it has them.
+
+    def _hold(self) -> None:
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+
+    def _resume(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
     def _forget(self) -> None:
-        # A process that a task forks shares the pipe: its own SIGTERM would stop us, and would not end it.
         signal.set_wakeup_fd(-1)
         for number in stop_signals():
             if signal.getsignal(number) == self._heard:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        self._resume()
 
 
 class Line:

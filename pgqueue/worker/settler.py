@@ -27,7 +27,8 @@ PASSING = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable
 
 
 class Settler(Loop):
-    """Takes outcomes from any thread. While the database is away they wait here; the heartbeat keeps their leases."""
+    """Takes outcomes from any thread. While the database is away they wait here, however long: when it is back, the token
+    tells whether the job is still ours."""
 
     name: ClassVar[str] = "settle"
 
@@ -46,6 +47,7 @@ class Settler(Loop):
         self._inbox: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._batch: list[Pending] = []
         self.settled = 0
+        self._most = BATCH
 
     def submit(self, held: Held, outcome: Outcome) -> None:
         """Have this outcome written."""
@@ -64,7 +66,6 @@ class Settler(Loop):
         """Collect a batch and write it. A batch that failed is kept for the next turn."""
         if not self._batch:
             self._collect()
-        self._drop_expired()
         while self._batch:
             self._write_first_queue()
 
@@ -92,26 +93,20 @@ class Settler(Loop):
         except queue.Empty:
             return
 
-    def _drop_expired(self) -> None:
-        now = time.monotonic()
-        dropped = [held for held, _ in self._batch if held.lease.deadline < now]
-        if dropped:
-            # Not renewed for the whole lease: by the database's clock somebody else may own these by now.
-            self._batch = [pair for pair in self._batch if pair[0].lease.deadline >= now]
-            self.ledger.remove(dropped)
-            self.events.emit(EventName.SETTLE_ABANDONED, ids=[held.job.id for held in dropped])
-
     def _write_first_queue(self) -> None:
         name = self._batch[0][0].job.queue
-        chosen = [pair for pair in self._batch if pair[0].job.queue == name]
+        chosen = [pair for pair in self._batch if pair[0].job.queue == name][: self._most]
         try:
             self._write(name, chosen)
         except PASSING:
+            self._most = max(1, self._most // 2)  # a batch that takes longer than the deadline would never be written
             raise
         except psycopg.Error:
             for pair in chosen:
                 self._write_alone(name, pair)
-        self._batch = [pair for pair in self._batch if pair[0].job.queue != name]
+        self._most = min(BATCH, self._most * 2)
+        done = set(map(id, chosen))
+        self._batch = [pair for pair in self._batch if id(pair) not in done]
 
     def _write_alone(self, name: str, pair: Pending) -> None:
         """One outcome that may not be storable: as it is, then without its text, then not at all."""

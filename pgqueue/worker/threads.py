@@ -13,8 +13,8 @@ from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
 from pgqueue.outcome import Outcome
 from pgqueue.task import Registry
-from pgqueue.worker.execution import Finish, judge, prepare, report
-from pgqueue.worker.ledger import Held, Ledger
+from pgqueue.worker.execution import RELEASED, Finish, check_result, judge, prepare, report
+from pgqueue.worker.ledger import Held, Ledger, Start
 
 Extend = Callable[[Job, float], None]
 
@@ -61,6 +61,11 @@ class ThreadRunner:
         """How many threads are in a job now."""
         return sum(slot.busy for slot in self._slots)
 
+    def rescue(self, held: Held, error: BaseException) -> None:
+        """Something of ours failed around a job: that is a failed attempt of it, unless its outcome is known already."""
+        if self.ledger.take(held):
+            self.finish(held, judge(held, error, prepared=True))
+
     def clocked(self) -> tuple[int, float]:
         """Jobs done and seconds spent in them, since the start."""
         return sum(slot.count for slot in self._slots), sum(slot.seconds for slot in self._slots)
@@ -87,6 +92,8 @@ class _Slot:
             began = time.monotonic()
             try:
                 self._job(held)
+            except BaseException as error:  # noqa: BLE001 - whatever escapes, the thread lives and the job gets an outcome
+                runner.rescue(held, error)
             finally:
                 self.count += 1
                 self.seconds += time.monotonic() - began
@@ -97,14 +104,17 @@ class _Slot:
     def _job(self, held: Held) -> None:
         runner = self.runner
         current = CurrentJob(held.job, runner.extend)
-        if not runner.ledger.begin(held, current):
+        start = runner.ledger.begin(held, current)
+        if start is Start.GIVE_BACK:
+            runner.finish(held, RELEASED)
+        if start is not Start.RUN:
             return
         if runner.events:
             runner.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
         outcome, error = self._call(held, current)
         if runner.ledger.take(held):
-            report(runner.events, held, outcome, error)
             runner.finish(held, outcome)
+            report(runner.events, held, outcome, error)
 
     def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
         prepared = False
@@ -113,7 +123,7 @@ class _Slot:
             prepared = True
             context = contextvars.copy_context()
             context.run(enter, current)
-            context.run(task.function, *args, **kwargs)
+            check_result(context.run(task.function, *args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
             return judge(held, error, prepared=prepared), error
         return judge(held, None, prepared=True), None

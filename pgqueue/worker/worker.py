@@ -13,6 +13,7 @@ from typing import Any
 from pgqueue.core import Core
 from pgqueue.errors import ConfigurationError, LeaseLost, SchemaError
 from pgqueue.events import EventName
+from pgqueue.failure import one_line
 from pgqueue.job import Job
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import worker as worker_ops
@@ -144,7 +145,10 @@ class Worker:
         ]
         if app.channel:
             link = self._link(app.settings.listen_url)
-            self._helpers.append(Listener(link, app.channel, frozenset(self.queues), events, self.claimer.wake, fatal))
+            queues = frozenset(self.queues)
+            self._helpers.append(
+                Listener(link, app.channel, queues, events, self.claimer.wake, self.heartbeat.ask, fatal)
+            )
 
     def _start(self) -> None:
         self.settler.start()
@@ -161,13 +165,24 @@ class Worker:
 
     def _fatal(self, loop: str, error: BaseException) -> None:
         self.exit_status = 1
+        self.events.emit(
+            EventName.WORKER_FAILED,
+            worker=self.worker_id,
+            loop=loop,
+            error=type(error).__name__,
+            detail=one_line(str(error)),
+        )
+        if loop == Heartbeat.name:
+            self._now.set()  # without heartbeats nothing that runs may go on
         self.stop_once()
 
     def _extend(self, job: Job, seconds: float) -> None:
         with self._extend_lock:
+            sent = time.monotonic()
             held = self._control.run(claim_ops.extend(job.queue, [(job.id, job.token)], lease=seconds))
         if job.id not in held:
             raise LeaseLost([job])
+        self.ledger.renew([job.token], sent + seconds)
 
     # The end: stop claiming, release what has not started, drain with heartbeats on, settle, deregister, close.
 
@@ -209,8 +224,8 @@ class Worker:
     def _last_writes(self) -> None:
         """Bounded: a server that does not answer must not keep the process from leaving; leases cover the rest."""
         self.heartbeat.stop()
+        self.heartbeat.join(0.5)  # before the row goes: its last beat would bring it back
         self._bounded(self._leave)
-        self.heartbeat.join(0.2)
         self.watchdog.stop()
 
     def _leave(self) -> None:

@@ -118,14 +118,47 @@ def test_an_expensive_full_pass_is_not_repeated_before_twenty_times_its_cost() -
     hint = LowWater(clock)
     op = claim("q", 5, lease=30, low_water=hint)
     next(op)
-    clock.now += 1.0
+    clock.now += 0.1
     with pytest.raises(StopIteration):
         op.send([])
     hint.notified()
     assert hint.spans() is not None
-    assert hint.owed_in() == 20.0
-    clock.now += 20.0
+    assert hint.owed_in() == pytest.approx(2.0)
+    clock.now += 2.01
     assert hint.spans() is None
+
+
+def test_a_pass_that_was_slow_by_accident_hides_nothing_for_long() -> None:
+    clock = Clock()
+    hint = LowWater(clock)
+    op = claim("q", 5, lease=30, low_water=hint)
+    next(op)
+    clock.now += 60.0
+    with pytest.raises(StopIteration):
+        op.send([])
+    hint.notified()
+    assert hint.owed_in() == 5.0
+
+
+def test_what_is_notified_during_a_full_pass_is_owed_after_it() -> None:
+    hint = LowWater(Clock())
+    op = claim("q", 5, lease=30, low_water=hint)
+    next(op)
+    hint.notified()
+    with pytest.raises(StopIteration):
+        op.send([])
+    assert hint.spans() is None
+
+
+def test_what_a_first_pass_claimed_reaches_its_caller_when_the_second_fails() -> None:
+    hint = LowWater(Clock(), share=0)
+    drive(claim("q", 1, lease=30, low_water=hint), iter([[row(1, 10)]]))
+    op = claim("q", 5, lease=30, low_water=hint, relaxed=True)
+    next(op)
+    op.send([row(2, 20)])
+    with pytest.raises(StopIteration) as stop:
+        op.throw(RuntimeError("the connection broke"))
+    assert [claimed.id for claimed in stop.value.value] == [2]
 
 
 def test_a_full_pass_comes_at_least_every_second_without_any_hint() -> None:
@@ -152,6 +185,20 @@ def test_completions_come_last_and_take_the_leases_with_them() -> None:
     assert [missed.id for missed in lost] == [4]
 
 
+def test_the_same_claim_named_twice_is_settled_once() -> None:
+    done = Outcome(kind=OutcomeKind.COMPLETED)
+    steps, lost = drive(settle.settle("q", [(job(1), done), (job(1), done)], options=OPTIONS), iter([[([1],)]]))
+    assert (len(steps), lost) == (1, [])
+
+
+def test_a_large_settle_is_cut_into_parts_and_frees_its_leases_with_the_last() -> None:
+    done = Outcome(kind=OutcomeKind.COMPLETED)
+    pairs = [(job(number), done) for number in range(2500)]
+    steps, _ = drive(settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(list(range(2500)),)]] * 3))
+    assert [len(step.params["ids"]) for step in steps] == [1000, 1000, 500]
+    assert [step.params["leases"] for step in steps] == [[], [], [7]]
+
+
 def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None:
     done = Outcome(kind=OutcomeKind.COMPLETED)
     steps, lost = drive(
@@ -163,10 +210,9 @@ def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None
 
 
 def test_a_rescue_goes_on_until_nothing_is_left() -> None:
-    steps, rescued = drive(
-        rescue.rescue("q", archive=True), iter([[(1, "returned"), (2, "dead")], [(3, "cancelled")], []])
-    )
-    assert len(steps) == 3
+    round_one = [(lease, "lease") for lease in range(rescue.LEASES)] + [(1, "returned"), (2, "dead")]
+    steps, rescued = drive(rescue.rescue("q", archive=True), iter([round_one, [(99, "lease"), (3, "cancelled")]]))
+    assert [step.params["seen"] for step in steps] == [[], list(range(rescue.LEASES))]
     assert rescued == ([1], [2], [3])
 
 

@@ -63,4 +63,6 @@ def test_modules_and_functions_stay_small() -> None:
         assert len(text.splitlines()) <= 400, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                assert (node.end_lineno or 0) - node.lineno < 40, f"{path}: {node.name}"
+                # The signature (a command declares its options there) and the docstring are not counted.
+                body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+                assert (node.end_lineno or 0) - body[0].lineno < 40, f"{path}: {node.name}"
