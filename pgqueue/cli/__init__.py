@@ -5,6 +5,7 @@ To add a command: write a module with a function ``register(app)``, and name it 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit status. Whatever goes wrong has been said on stderr."""
     from pgqueue.cli.errors import report
 
+    # What the driver's pool remarks is for a log; a command has none, and one sentence of its own.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

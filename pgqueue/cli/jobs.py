@@ -54,21 +54,7 @@ def jobs(
         return 0
     write_table(
         ["id", "queue", "task", "state", "priority", "attempt", "lost", "due", "created", "last error"],
-        [
-            (
-                job.id,
-                job.queue,
-                job.task,
-                f"{job.state}, cancelling" if job.cancel_requested else job.state,
-                job.priority,
-                f"{job.attempt}/{job.max_attempts}",
-                job.lost,
-                job.run_at,
-                job.created_at,
-                _last_error(job),
-            )
-            for job in found
-        ],
+        [_row(job) for job in found],
     )
     return 0
 
@@ -84,6 +70,15 @@ def cancel(place: Place, ids: Ids, as_json: AsJson = False) -> int:
     else:
         write_table(["id", "result"], results)
     return int(len(answer) < len(results))
+
+
+def _row(job: LiveJob) -> tuple[Any, ...]:
+    state = f"{job.state}, cancelling" if job.cancel_requested else job.state
+    attempt = f"{job.attempt}/{job.max_attempts}"
+    return (
+        *(job.id, job.queue, job.task, state, job.priority, attempt, job.lost),
+        *(job.run_at, job.created_at, _last_error(job)),
+    )
 
 
 def _shown(job: LiveJob, with_args: bool) -> Any:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,25 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
+Queues = Annotated[
+    str, typer.Option("--queues", metavar="A,B", help="Serve these, in this order; else those of the tasks.")
+]
+Concurrency = Annotated[int, typer.Option("--concurrency", metavar="N", help="Jobs at once, per process.")]
+Processes = Annotated[int, typer.Option("--processes", metavar="N", help="Processes under one parent.")]
+Lease = Annotated[float, typer.Option("--lease", metavar="S", help="Seconds until silence counts as loss.")]
+Heartbeat = Annotated[
+    float | None, typer.Option("--heartbeat", metavar="S", help="Seconds between renewals; else a third of the lease.")
+]
+Grace = Annotated[float, typer.Option("--grace", metavar="S", help="Seconds that running jobs get after SIGTERM.")]
+Poll = Annotated[float, typer.Option("--poll", metavar="S", help="Seconds between looks without notice.")]
+Drain = Annotated[bool, typer.Option("--drain", help="Leave when the queues are empty.")]
+Label = Annotated[str | None, typer.Option("--name", metavar="LABEL", help="A label for `pgqueue workers`.")]
+Level = Annotated[
+    LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error, on stderr.")
+]
+LineDescriptor = Annotated[int | None, typer.Option("--line", hidden=True)]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("worker")(worker)
@@ -41,59 +60,47 @@ def register(app: typer.Typer) -> None:
 def worker(
     place: Place,
     app: AppName = None,
-    queues: Annotated[
-        str, typer.Option("--queues", metavar="A,B", help="Serve these, in this order; else those of the tasks.")
-    ] = "",
-    concurrency: Annotated[int, typer.Option("--concurrency", metavar="N", help="Jobs at once, per process.")] = 10,
-    processes: Annotated[int, typer.Option("--processes", metavar="N", help="Processes under one parent.")] = 1,
-    lease: Annotated[float, typer.Option("--lease", metavar="S", help="Seconds until silence counts as loss.")] = 30.0,
-    heartbeat: Annotated[
-        float | None,
-        typer.Option("--heartbeat", metavar="S", help="Seconds between renewals; else a third of the lease."),
-    ] = None,
-    grace: Annotated[
-        float, typer.Option("--grace", metavar="S", help="Seconds that running jobs get after SIGTERM.")
-    ] = 30.0,
-    poll: Annotated[float, typer.Option("--poll", metavar="S", help="Seconds between looks without notice.")] = 1.0,
-    drain: Annotated[bool, typer.Option("--drain", help="Leave when the queues are empty.")] = False,
-    name: Annotated[str | None, typer.Option("--name", metavar="LABEL", help="A label for `pgqueue workers`.")] = None,
-    log_level: Annotated[
-        LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error, on stderr.")
-    ] = LogLevel.INFO,
-    line: Annotated[int | None, typer.Option("--line", hidden=True)] = None,
+    queues: Queues = "",
+    concurrency: Concurrency = 10,
+    processes: Processes = 1,
+    lease: Lease = 30.0,
+    heartbeat: Heartbeat = None,
+    grace: Grace = 30.0,
+    poll: Poll = 1.0,
+    drain: Drain = False,
+    name: Label = None,
+    log_level: Level = LogLevel.INFO,
+    line: LineDescriptor = None,
 ) -> int:
     """Run the jobs of an application.
 
     SIGTERM, SIGINT and SIGHUP end it gracefully: no new jobs, those that run get --grace seconds. A second signal gives
     back at once what still runs, with no attempt burned. Nothing is reloaded on SIGHUP.
     """
+    numbers: dict[str, Any] = {"concurrency": concurrency, "lease": lease, "heartbeat": heartbeat}
     with usage():
-        options = WorkerOptions(
-            queues=_split(queues),
-            concurrency=concurrency,
-            lease=lease,
-            heartbeat=heartbeat,
-            grace=grace,
-            poll=poll,
-            drain=drain,
-            name=name,
-        )
+        options = WorkerOptions(queues=_split(queues), grace=grace, poll=poll, drain=drain, name=name, **numbers)
     if not 1 <= processes <= 256:
         raise UsageMistake(f"--processes must be between 1 and 256, not {processes}")
     chosen = app_name(app)
-    level = logging.getLevelNamesMapping()[log_level.name]
     signals = Signals()
     signals.install(children=processes > 1)
     if processes > 1:
         return _parent(place, chosen, options, processes, log_level, signals)
-    with application(place, chosen) as core:
+    return _alone(place, chosen, options, log_level, signals, Line(line) if line is not None else None)
+
+
+def _alone(
+    place: Place, app: str, options: WorkerOptions, log_level: LogLevel, signals: Signals, line: Line | None
+) -> int:
+    with application(place, app) as core:
         signals.install()  # once more: what was imported may have put its own handlers in place
-        _log_to_stderr(level)
+        _log_to_stderr(log_level)
         end_log = log.subscribe_logging(core.events)
         with usage():
             work = Worker(core, options)
         try:
-            return Running(work, signals, Line(line) if line is not None else None).run()
+            return Running(work, signals, line).run()
         finally:
             end_log()  # what is left of the worker must not complain that its private server goes away
 
@@ -166,7 +173,7 @@ class Running:
 
 
 def _parent(place: Place, app: str, options: WorkerOptions, count: int, log_level: LogLevel, signals: Signals) -> int:
-    _log_to_stderr(logging.getLevelNamesMapping()[log_level.name])
+    _log_to_stderr(log_level)
     # The URL travels in the environment: a command line can be read by everybody on the machine.
     words = ["worker", "--app", app, "--log-level", log_level.value, *_words(options)]
     for variable, value in place.variables().items():
@@ -199,9 +206,9 @@ class _OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
-def _log_to_stderr(level: int) -> None:
+def _log_to_stderr(level: LogLevel) -> None:
     """Log to stderr, unless the application has configured logging itself; then only our level is set."""
-    log.logger.setLevel(level)
+    log.logger.setLevel(level.name)
     log.logger.disabled = False  # an application's dictConfig switches off what it does not know
     if not logging.root.handlers:
         handler = logging.StreamHandler()

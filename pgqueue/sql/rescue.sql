@@ -3,6 +3,7 @@
 -- held: only jobs whose lease_id is still one of these leases; a lease may list jobs that are settled long ago.
 -- SKIP LOCKED, on leases and on jobs: a rescue never waits. A lease that is being extended, or a job that somebody settles in
 --   an open transaction, is left for the next round; waiting for it would stop the rescue of all the others.
+-- least(): a row written by hand may hold the largest number there is, and must not fail the round of all the others.
 -- freed: a lease row goes only with the last of its jobs. seen: leases of earlier rounds, which may be left over.
 -- (SELECT clock_timestamp()): evaluated once, so that the index on expires_at can be used.
 WITH expired AS MATERIALIZED (
@@ -21,7 +22,7 @@ WITH expired AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), back AS (
     UPDATE {schema}.job
-    SET lease_id = NULL, lost = lost + 1,
+    SET lease_id = NULL, lost = least(lost, 2147483646) + 1,
         errors = CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
                  WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
             || jsonb_build_array(jsonb_build_object(
@@ -35,7 +36,7 @@ WITH expired AS MATERIALIZED (
     INSERT INTO {schema}.dead_letter (
         id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers, errors, created_at,
         reason, died_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, lost + 1, timeout, retry, headers,
+    SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, least(lost, 2147483646) + 1, timeout, retry, headers,
            CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
                  WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
             || jsonb_build_array(jsonb_build_object(
@@ -46,7 +47,7 @@ WITH expired AS MATERIALIZED (
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, lost + 1, headers, errors, 'cancelled',
+    SELECT id, queue, task, args, kwargs, priority, attempt, least(lost, 2147483646) + 1, headers, errors, 'cancelled',
            'cancelled while running, worker lost', created_at, clock_timestamp()
     FROM gone
     WHERE cancel_requested AND %(archive)s::bool

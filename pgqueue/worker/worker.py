@@ -140,15 +140,18 @@ class Worker:
             tell=self.coroutines.cancel,
             fatal=fatal,
         )
-        self._helpers: list[Loop] = [
-            Maintenance(self._link(), self.queues, app.settings, app.channel, events, self.claimer.wake, fatal)
+        self._helpers = self._build_helpers()
+
+    def _build_helpers(self) -> list[Loop]:
+        """What a worker could do without for a while: upkeep, and the ears."""
+        app, wake = self.app, self.claimer.wake
+        helpers: list[Loop] = [
+            Maintenance(self._link(), self.queues, app.settings, app.channel, self.events, wake, self._fatal)
         ]
         if app.channel:
-            link = self._link(app.settings.listen_url)
-            queues = frozenset(self.queues)
-            self._helpers.append(
-                Listener(link, app.channel, queues, events, self.claimer.wake, self.heartbeat.ask, fatal)
-            )
+            link, queues = self._link(app.settings.listen_url), frozenset(self.queues)
+            helpers.append(Listener(link, app.channel, queues, self.events, wake, self.heartbeat.ask, self._fatal))
+        return helpers
 
     def _start(self) -> None:
         self.settler.start()
