@@ -17,7 +17,7 @@ from pgqueue.cli.errors import UsageMistake, usage
 from pgqueue.cli.options import AppName, Place, placed
 from pgqueue.failure import one_line
 from pgqueue.worker import Worker, WorkerOptions
-from pgqueue.worker.processes import Line, Parent, Signals, this_program
+from pgqueue.worker.processes import LISTENING, STARTED, Line, Parent, Signals, this_program
 
 BRIEF = 1.0
 """Seconds that a start under way gets when a stop was asked for before it had ended."""
@@ -133,13 +133,15 @@ class Running:
 
     def run(self) -> int:
         """The exit status of the worker; raises what its start raised."""
+        if self._line:
+            self._line.say(LISTENING)
         self._signals.starting = False
         threading.Thread(target=self._work, name="pgqueue-worker", daemon=True).start()
         told, give_up_at = False, float("inf")
         while not self._over.is_set():
             started = self._worker.started.is_set()
             if started and not told and self._line:
-                self._line.started()
+                self._line.say(STARTED)
             told = told or started
             if self._stops and not started and time.monotonic() >= give_up_at:
                 log.say(log.STOPPED_EARLY)

@@ -1,9 +1,9 @@
 """Processes: stop signals as wake-ups, and the parent of ``--processes N``.
 
-A parent talks with each child over a socket pair. The child says that it has started; the parent asks it to stop; and
-when the parent is gone, however it died, the child reads the end of the stream and stops. Asking over the line rather
-than by signal keeps the parent's request apart from a signal that a supervisor sent to the whole process group: both
-together are one request, not two.
+A parent talks with each child over a socket pair. The child says that it listens, and later that its worker has
+started; the parent asks it to stop; and when the parent is gone, however it died, the child reads the end of the stream
+and stops. Asking over the line rather than by signal keeps the parent's request apart from a signal that a supervisor
+sent to the whole process group: both together are one request, not two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import FrameType
 
 from pgqueue import log
 
-STARTED, STOP = b"+", b"."
+LISTENING, STARTED, STOP = b"?", b"+", b"."
 LONGEST_PAUSE = 30.0
 STEADY = 10.0
 MOST_FAILURES = 5
@@ -115,11 +115,11 @@ class Line:
         """What to wait for."""
         return [self._socket] if self._socket else []
 
-    def started(self) -> None:
-        """Tell the parent."""
+    def say(self, word: bytes) -> None:
+        """Tell the parent: LISTENING, then STARTED."""
         with suppress(OSError):
             if self._socket:
-                self._socket.send(STARTED)
+                self._socket.send(word)
 
     def read(self) -> None:
         """Take in what came."""
@@ -146,8 +146,8 @@ class Child:
         self.line: socket.socket | None = None
         self.due: float | None = 0.0
         self.status = 0
+        self.listening = False
         self.started = False
-        self.signalled = False
         self.failures = 0
         self.deaths = 0
         self.began = 0.0
@@ -158,21 +158,17 @@ class Child:
         with theirs:
             words = [*command, "--line", str(theirs.fileno())]
             self.process = subprocess.Popen(words, start_new_session=True, pass_fds=(theirs.fileno(),))
-        self.due, self.started, self.signalled, self.began = None, False, False, time.monotonic()
+        self.due, self.listening, self.started, self.began = None, False, False, time.monotonic()
         return self.process.pid
 
     def ask(self) -> None:
-        """Ask it to stop: over the line, or by SIGTERM where it has not started and does not read the line yet.
-
-        Always in the same way: the child takes one request that comes in both ways for a single one.
-        """
+        """Ask it to stop: over the line, or by SIGTERM, which ends it at once, while it does not listen yet."""
         if self.process is None:
             return
-        if self.started and self.line is not None and not self.signalled:
+        if self.listening and self.line is not None:
             with suppress(OSError):
                 self.line.send(STOP)
         else:
-            self.signalled = True
             self.process.terminate()
 
     def hear(self) -> None:
@@ -180,8 +176,9 @@ class Child:
         if self.line is None:
             return
         with suppress(OSError):
-            if STARTED in self.line.recv(64):
-                self.started = True
+            if said := self.line.recv(64):
+                self.listening = True
+                self.started = self.started or STARTED in said
                 return
         self._hang_up()
 

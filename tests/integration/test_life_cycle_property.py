@@ -240,7 +240,8 @@ class LifeCycle(RuleBasedStateMachine):
         job.state, job.token = state, None
 
     def _die(self, job: Expected) -> None:
-        self._end(job, "dead")
+        """Buried, unless somebody asked for its cancellation: then it ends as that."""
+        self._end(job, "archived" if job.cancel else "dead")
         job.died = self.step
 
     def _failed(self, job: Expected, delay: float) -> None:

@@ -123,20 +123,24 @@ def test_what_cannot_be_called_is_recorded_retried_with_a_delay_and_buried(
     assert kinds["args null"] == kinds["kwargs list"] == kinds["5,000 digits"] == "PayloadDecodeError"
 
 
-def test_a_row_without_attempts_left_is_buried_when_it_fails_and_never_tried_again(
+def test_a_row_without_attempts_left_is_buried_and_not_run(
     good: pgqueue.Task[[], None], pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
-    names = {insert(admin, task="bad", **columns): name for name, columns in SPENT.items()}
+    runs: list[int] = []
+    pq.task(name="watched", queue="q")(lambda: runs.append(pgqueue.current_job().id))
+    names = {insert(admin, task="watched", **columns): name for name, columns in SPENT.items()}
     good.enqueue_many([()] * MATES)
     with running(pq):
         wait_for_count(admin, len(SPENT), "dead_letter")
         wait_for_count(admin, MATES, "archive", "state = 'completed'")
-    rows = admin.execute("SELECT id, coalesce(jsonb_array_length(errors), 0) FROM pgqueue.dead_letter").fetchall()
-    assert {names[job_id] for job_id, errors in rows if errors <= 1} == set(SPENT)
-    # And out of the dead letters they come back with attempts that allow a run.
+    rows = admin.execute("SELECT id, jsonb_array_length(errors) FROM pgqueue.dead_letter").fetchall()
+    assert {names[job_id]: errors for job_id, errors in rows} == dict.fromkeys(SPENT, 1)
+    assert runs == []
+    # Out of the dead letters they come back with attempts that allow a run.
     pq.redrive()
-    with running(pq, queues=("q",)):
-        wait_for_count(admin, len(SPENT), "dead_letter", "attempt >= 1 AND max_attempts >= 1")
+    with running(pq):
+        wait_for_count(admin, MATES + len(SPENT), "archive", "state = 'completed' AND attempt = 1")
+    assert sorted(runs) == sorted(names)
 
 
 @pytest.mark.parametrize("task", ["good", "bad"])
