@@ -18,6 +18,7 @@ from pgqueue.drivers.execute import AsyncConnection, SyncConnection, first_line
 from pgqueue.errors import ConfigurationError, DatabaseUnavailable
 
 APPLICATION = "pgqueue"
+UNREADABLE = "the database URL cannot be read: it is neither a postgresql:// URL nor key=value pairs"
 
 
 def database_url(settings: Settings) -> str:
@@ -54,9 +55,8 @@ def unavailable(settings: Settings) -> Iterator[None]:
             f"cannot connect to {describe(settings.database_url)}: {first_line(error)}"
         ) from error
     except psycopg.ProgrammingError as error:
-        raise ConfigurationError(
-            f"the database URL cannot be read: {hide(str(error), settings.database_url)}"
-        ) from error
+        # libpq repeats pieces of what it cannot read, and one of them may be the password.
+        raise ConfigurationError(UNREADABLE) from error
 
 
 def describe(url: str | None) -> str:
@@ -67,14 +67,6 @@ def describe(url: str | None) -> str:
         return "the configured database"
     shown = [f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key)]
     return f"the database ({', '.join(shown)})" if shown else "the database"
-
-
-def hide(text: str, url: str | None) -> str:
-    """`text` without the URL in it: libpq repeats what it could not parse, password included."""
-    for secret in sorted({url or "", (url or "").strip()}, key=len, reverse=True):
-        if secret:
-            text = text.replace(secret, "…")
-    return text.splitlines()[0] if text and "@" not in text else "it is neither a postgresql:// URL nor key=value pairs"
 
 
 def _looks_closed(connection: Any) -> bool:

@@ -87,6 +87,8 @@ class Loop:
     def _pause(self, error: Exception) -> None:
         self._failures += 1
         self.give_up()
+        if self.stopping.is_set():
+            return
         pause = min(LONGEST_PAUSE, 0.05 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
         self.events.emit(
             EventName.LOOP_FAILED, loop=self.name, error=type(error).__name__, detail=_detail(error), retry_in=pause

@@ -39,8 +39,9 @@ class Worker:
     """Runs the jobs of an application's tasks until it is stopped.
 
     `run()` blocks and returns the exit status: 0 after a stop or a drain, 1 when a part of the worker broke for good.
-    `stop()` may be called from a signal handler and from any thread: the first call ends the worker gracefully, the
-    second at once (what runs is released, not lost).
+    `stop()` may be called from any thread: the first call ends the worker gracefully, the second at once (what runs is
+    released, not lost). From a signal handler only when `run()` is in another thread: a handler interrupts the main thread
+    wherever it is, inside `run()` too.
     """
 
     def __init__(self, app: Core, options: WorkerOptions) -> None:
@@ -198,6 +199,8 @@ class Worker:
         self._release(Phase.WAITING)
         self._wait_for_handlers(began + self.options.grace)
         self.claimer.join(0.5)
+        for part in self._helpers:
+            part.join(0.7)
         self._release(Phase.WAITING, Phase.RUNNING)
         self.settler.stop()
         self.settler.join(LAST_WRITES)

@@ -9,7 +9,7 @@ import pytest
 
 import pgqueue
 from pgqueue.config import load_settings, validate_name
-from pgqueue.drivers.pool import describe, hide
+from pgqueue.drivers.pool import describe
 from pgqueue.task import TaskOptions
 from pgqueue.worker import WorkerOptions
 
@@ -85,8 +85,6 @@ def test_names_that_cannot_stand_on_one_line_are_refused() -> None:
 def test_a_url_is_described_without_its_password() -> None:
     url = "postgresql://ada:hunter2@db.example:5433/app?sslmode=require"
     assert describe(url) == "the database (host=db.example, port=5433, dbname=app, user=ada)"
-    assert "hunter2" not in hide(f'invalid URI: "{url}"', url)
-    assert "hunter2" not in hide('missing "=" after "ada:hunter2@db" in connection info string', "x ada:hunter2@db")
 
 
 def test_two_functions_cannot_take_one_name() -> None:
