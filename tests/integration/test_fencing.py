@@ -163,6 +163,26 @@ def test_a_late_finisher_in_a_batch_is_named_alone_and_the_others_are_settled(
     assert [row[0] for row in everything()["lease"]] == [new.token]
 
 
+@pytest.mark.parametrize("action", list(LATE))
+def test_an_old_token_does_not_pass_beside_a_current_one_of_the_very_claim_that_took_the_job_over(
+    action: str, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any], everything: Callable[[], Any]
+) -> None:
+    pq.enqueue("work", queue="q")
+    [old] = pq.claim("q", lease=60)
+    expire(admin)
+    pq.rescue("q")
+    pq.enqueue("work", queue="q")
+    new, mate = pq.claim("q", limit=2, lease=60)
+    admin.execute("UPDATE pgqueue.job SET lease_id = %s WHERE id = %s", [mate.token, new.id])
+    admin.execute("UPDATE pgqueue.lease SET job_ids = %s WHERE id = %s", [[new.id, mate.id], mate.token])
+    before = [row for row in everything()["job"] if row[0] == old.id]
+    with pytest.raises(pgqueue.LeaseLost) as caught:
+        LATE[action](pq, [old, mate])  # type: ignore[arg-type]
+    assert caught.value.jobs == (old,)
+    assert [row for row in everything()["job"] if row[0] == old.id] == before
+    assert mate.token in [row[0] for row in everything()["lease"]]
+
+
 def test_one_call_may_hold_the_old_and_the_new_token_of_a_job(
     pq: pgqueue.PgQueue, admin: psycopg.Connection[Any], everything: Callable[[], Any]
 ) -> None:

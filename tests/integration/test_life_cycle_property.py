@@ -111,7 +111,7 @@ class LifeCycle(RuleBasedStateMachine):
         number=st.sampled_from([0, 2, 5, 9]),
         priority=st.sampled_from([0, 0, -100, 7, 100]),
         max_attempts=st.integers(1, 3),
-        delay=st.sampled_from([None, None, 0.0, LATER]),
+        delay=st.sampled_from([None, None, 0.0, LATER, LATER]),
     )
     def enqueue(self, queue: str, number: int, priority: int, max_attempts: int, delay: float | None) -> None:
         task = self._task().options(queue=queue, priority=priority, max_attempts=max_attempts, delay=delay)
@@ -308,18 +308,17 @@ class LifeCycle(RuleBasedStateMachine):
                 self._back(job, None, spent=True)
         assert {fate: sorted(ids) for fate, ids in self.operator.rescue(queue)._asdict().items()} == fates
 
-    @precondition(lambda self: self.jobs)
-    @rule(numbers=NUMBERS, due=st.integers(0, 2))
-    def time_passes_for(self, numbers: list[int], due: int) -> None:
-        chosen = self._chosen(numbers)
-        self.admin.execute(
-            "UPDATE pgqueue.job SET run_at = '2020-01-01'::timestamptz + %s * interval '1 s' "
-            "WHERE id = ANY (%s) AND run_at IS NOT NULL",
-            [due, chosen],
-        )
-        for job in (self.jobs[job_id] for job_id in chosen):
-            if job.state == "scheduled":
-                job.due = due
+    @precondition(lambda self: any(job.state == "scheduled" for job in self.jobs.values()))
+    @rule(times=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2)), min_size=1, max_size=6))
+    def time_passes_for(self, times: list[tuple[int, int]]) -> None:
+        waiting = [job for job in self.jobs.values() if job.state == "scheduled"]
+        for number, due in times:
+            job = waiting[number % len(waiting)]
+            self.admin.execute(
+                "UPDATE pgqueue.job SET run_at = '2020-01-01'::timestamptz + %s * interval '1 s' WHERE id = %s",
+                [due, job.id],
+            )
+            job.due = due
 
     @rule(queue=st.sampled_from(QUEUES))
     def promote(self, queue: str) -> None:
@@ -366,6 +365,15 @@ class LifeCycle(RuleBasedStateMachine):
         self.claim(0, QUEUES, limit)
         assert self.operator.resume(queue)
         self.paused.discard(queue)
+
+    def teardown(self) -> None:
+        """Every state has an exit: once the leases have run out, nothing is left that anybody holds."""
+        self.admin.execute("UPDATE pgqueue.lease SET expires_at = '2020-01-01'")
+        self.expired |= {job.token for job in self.jobs.values() if job.token is not None}
+        for queue in QUEUES:
+            self.rescue(queue)
+        self.everything_holds()
+        assert self._rows("SELECT id FROM pgqueue.lease") == []
 
     # What must hold after every step
 
