@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgqueue.payload import decode_args, decode_kwargs, decode_object
 
@@ -22,8 +21,7 @@ class JobState(enum.StrEnum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One claimed job.
 
     `token` is the fencing token of this claim: every settle checks it, and a handler may use it in its own writes
@@ -42,10 +40,15 @@ class Job:
     position: int
     timeout: float | None
     created_at: datetime | None
-    args_json: str | None = field(repr=False)
-    kwargs_json: str | None = field(repr=False)
-    retry_json: str | None = field(repr=False)
-    headers_json: str | None = field(repr=False)
+    args_json: str | None
+    kwargs_json: str | None
+    retry_json: str | None
+    headers_json: str | None
+
+    def __repr__(self) -> str:
+        """Without the payload, which may hold secrets."""
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields if not name.endswith("_json"))
+        return f"Job({shown})"
 
     @property
     def args(self) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.rows import tuple_row
 
+from pgqueue.drivers.arrays import register
 from pgqueue.errors import DatabaseUnavailable, SchemaError
 from pgqueue.ops import Op
 from pgqueue.sql import statements
@@ -16,6 +17,8 @@ from pgqueue.sql import statements
 T = TypeVar("T")
 SyncConnection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
+
+register()
 
 
 def run(connection: SyncConnection, op: Op[T], schema: str) -> T:

@@ -13,6 +13,18 @@ T = TypeVar("T")
 Rows: TypeAlias = list[tuple[Any, ...]]
 
 
+class Int8s(list[int]):
+    """Numbers that a driver binds as bigint[], in binary."""
+
+    __slots__ = ()
+
+
+class Texts(list[str | None]):
+    """Texts that a driver binds as text[], in binary."""
+
+    __slots__ = ()
+
+
 class Step(NamedTuple):
     """One statement to run: its name in `pgqueue.sql` and its parameters."""
 
@@ -22,4 +34,4 @@ class Step(NamedTuple):
 
 Op: TypeAlias = Generator[Step, Rows, T]
 
-__all__ = ["Op", "Rows", "Step"]
+__all__ = ["Int8s", "Op", "Rows", "Step", "Texts"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from pgqueue.job import Job
-from pgqueue.ops import Op, Rows, Step
+from pgqueue.ops import Int8s, Op, Rows, Step
 
 LOWEST = -(2**15)
 HIGHEST = 2**15 - 1
@@ -106,7 +106,7 @@ def claim(
             "relaxed": relaxed,
             "floors": list(floors),
             "ceilings": list(ceilings),
-            "after": list(after),
+            "after": Int8s(after),
         }
         try:
             rows = yield Step("job_claim", params)
@@ -114,7 +114,7 @@ def claim(
             if taken and relaxed:
                 break  # what the first pass claimed is committed: it must reach its caller
             raise
-        jobs = _jobs(queue, rows)
+        jobs = _jobs(rows)
         low_water.observe(jobs, full=spans is None, short=len(jobs) < wanted, began=began)
         taken.extend(jobs)
         if spans is None or low_water.owed_in() != 0:
@@ -123,8 +123,8 @@ def claim(
     return taken
 
 
-def _jobs(queue: str, rows: Rows) -> list[Job]:
-    jobs = [Job(row[0], queue, *row[1:]) for row in rows]
+def _jobs(rows: Rows) -> list[Job]:
+    jobs = list(map(Job._make, rows))
     jobs.sort(key=_line)  # RETURNING promises no order
     return jobs
 
@@ -138,6 +138,12 @@ def extend(queue: str, pairs: Iterable[tuple[int, int]], *, lease: float) -> Op[
     ids, tokens = zip(*pairs, strict=True)
     rows = yield Step(
         "lease_extend",
-        {"queue": queue, "lease": lease, "ids": list(ids), "tokens": list(tokens), "leases": sorted(set(tokens))},
+        {
+            "queue": queue,
+            "lease": lease,
+            "ids": Int8s(ids),
+            "tokens": Int8s(tokens),
+            "leases": Int8s(sorted(set(tokens))),
+        },
     )
     return set(rows[0][0] or ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pgqueue.ops import Op, Step
+from pgqueue.ops import Int8s, Op, Step
 from pgqueue.retry import seconds
 
 BATCH = 1_000
@@ -43,7 +43,7 @@ class Selection:
 
     def params(self) -> dict[str, Any]:
         """The parameters that every dead letter statement shares."""
-        return {"queue": self.queue, "task": self.task, "ids": None if self.ids is None else list(self.ids)}
+        return {"queue": self.queue, "task": self.task, "ids": None if self.ids is None else Int8s(self.ids)}
 
 
 def dead_letters(selection: Selection, *, limit: int) -> Op[list[DeadLetter]]:

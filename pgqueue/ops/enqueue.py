@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from pgqueue.ops import Op, Step
+from pgqueue.ops import Op, Step, Texts
 
 CHUNK_JOBS = 5_000
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -63,16 +63,14 @@ def enqueue_many(envelope: Envelope, calls: Iterable[Call]) -> Op[list[int]]:
     return ids
 
 
-def _chunks(calls: Iterable[Call]) -> Iterator[tuple[list[str | None], list[str | None]]]:
-    args: list[str | None] = []
-    kwargs: list[str | None] = []
-    size = 0
+def _chunks(calls: Iterable[Call]) -> Iterator[tuple[Texts, Texts]]:
+    args, kwargs, size = Texts(), Texts(), 0
     for call in calls:
         args.append(call[0])
         kwargs.append(call[1])
         size += len(call[0] or "") + len(call[1] or "")
         if len(args) >= CHUNK_JOBS or size >= CHUNK_BYTES:
             yield args, kwargs
-            args, kwargs, size = [], [], 0
+            args, kwargs, size = Texts(), Texts(), 0
     if args:
         yield args, kwargs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pgqueue.ops import Op, Step
+from pgqueue.ops import Int8s, Op, Step
 
 LEASES = 20
 DUE = 500
@@ -24,7 +24,7 @@ def rescue(queue: str, *, archive: bool) -> Op[Rescued]:
     fates: dict[str, list[int]] = {"lease": [], "returned": [], "dead": [], "cancelled": []}
     while True:
         seen = len(fates["lease"])
-        params = {"queue": queue, "limit": LEASES, "archive": archive, "seen": list(fates["lease"])}
+        params = {"queue": queue, "limit": LEASES, "archive": archive, "seen": Int8s(fates["lease"])}
         rows = yield Step("job_rescue", params)
         for row_id, fate in rows:
             fates[fate].append(row_id)

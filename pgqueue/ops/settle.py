@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgqueue.job import Job
-from pgqueue.ops import Op, Step
+from pgqueue.ops import Int8s, Op, Step, Texts
 from pgqueue.outcome import Outcome, OutcomeKind
 
 Settlement = tuple[Job, Outcome]
@@ -31,15 +31,16 @@ def settle(
     true. Completions come last, so that a lease goes together with its last jobs.
     """
     lost: list[Job] = []
-    leases = sorted(set(finished))
+    leases = Int8s(sorted(set(finished)))
     writes = list(_writes(settlements))
     for number, (kind, write, chosen) in enumerate(writes, 1):
         last = number == len(writes) and kind is OutcomeKind.COMPLETED
-        rows = yield write({"queue": queue, **_pairs(chosen)}, chosen, leases if last else [], options)
-        accepted = set(rows[0][0] or ())
-        lost.extend(job for job, _ in chosen if job.id not in accepted)
+        rows = yield write({"queue": queue, **_pairs(chosen)}, chosen, leases if last else Int8s(), options)
+        count, accepted = rows[0][:2]
+        if count < len(chosen):
+            lost.extend(job for job, _ in chosen if job.id not in (accepted or ()))
         if last:
-            leases = []
+            leases = Int8s()
     if leases:
         yield Step("lease_free", {"queue": queue, "leases": leases})
     return lost
@@ -74,48 +75,49 @@ def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]
 
 
 def _pairs(chosen: Sequence[Settlement]) -> dict[str, Any]:
-    return {"ids": [job.id for job, _ in chosen], "tokens": [job.token for job, _ in chosen]}
+    return {"ids": Int8s([job.id for job, _ in chosen]), "tokens": Int8s([job.token for job, _ in chosen])}
 
 
-def _complete(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+def _complete(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
     state = "completed" if chosen[0][1].kind is OutcomeKind.COMPLETED else "discarded"
-    reasons = [outcome.reason for _, outcome in chosen]
+    # None, not a list of nothing: most completions have no reason, and the list would be sent with each of them.
+    reasons = Texts([outcome.reason for _, outcome in chosen]) if state == "discarded" else None
     return Step(
         "job_complete", {**params, "archive": options.archive, "state": state, "reasons": reasons, "leases": leases}
     )
 
 
-def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
     return Step(
         "job_retry",
         {
             **params,
             "delays": [outcome.delay for _, outcome in chosen],
             "spent": [outcome.kind is OutcomeKind.RETRY for _, outcome in chosen],
-            "errors": [outcome.error_json for _, outcome in chosen],
+            "errors": Texts([outcome.error_json for _, outcome in chosen]),
             "archive": options.archive,
             "channel": options.channel,
         },
     )
 
 
-def _bury(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+def _bury(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
     return Step(
         "job_bury",
         {
             **params,
-            "reasons": [outcome.reason or "dead-lettered" for _, outcome in chosen],
-            "errors": [outcome.error_json for _, outcome in chosen],
+            "reasons": Texts([outcome.reason or "dead-lettered" for _, outcome in chosen]),
+            "errors": Texts([outcome.error_json for _, outcome in chosen]),
             "archive": options.archive,
         },
     )
 
 
-def _release(params: dict[str, Any], chosen: Sequence[Settlement], leases: list[int], options: SettleOptions) -> Step:
+def _release(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
     return Step("job_release", {**params, "archive": options.archive, "channel": options.channel})
 
 
-_Write = Callable[[dict[str, Any], Sequence[Settlement], list[int], SettleOptions], Step]
+_Write = Callable[[dict[str, Any], Sequence[Settlement], Int8s, SettleOptions], Step]
 _WRITES: tuple[tuple[OutcomeKind, _Write], ...] = (
     (OutcomeKind.RELEASE, _release),
     (OutcomeKind.RETRY, _retry),
@@ -128,13 +130,13 @@ _WRITES: tuple[tuple[OutcomeKind, _Write], ...] = (
 
 def cancel(ids: Sequence[int], options: SettleOptions) -> Op[dict[int, str]]:
     """Cancel live jobs: "cancelled" for those that waited, "requested" for those that run; unknown ids are left out."""
-    rows = yield Step("job_queues", {"ids": list(ids)})
+    rows = yield Step("job_queues", {"ids": Int8s(ids)})
     by_queue: dict[str, list[int]] = {}
     for job_id, queue in sorted(rows):
         by_queue.setdefault(queue, []).append(job_id)
     answer: dict[int, str] = {}
     for queue, members in sorted(by_queue.items()):
-        params = {"queue": queue, "ids": members, "archive": options.archive, "channel": options.channel}
+        params = {"queue": queue, "ids": Int8s(members), "archive": options.archive, "channel": options.channel}
         rows = yield Step("job_cancel", params)
         answer.update({row[0]: row[1] for row in rows})
     return answer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pgqueue.ops import Op, Step
+from pgqueue.ops import Int8s, Op, Step
 
 MOST = 100_000
 """Counts stop here, so that looking never costs more than this many index entries."""
@@ -88,7 +88,7 @@ def jobs(
     limit: int = 50,
 ) -> Op[list[LiveJob]]:
     """Live jobs in the order of their ids."""
-    params = {"queue": queue, "task": task, "state": state, "ids": None if ids is None else list(ids), "limit": limit}
+    params = {"queue": queue, "task": task, "state": state, "ids": None if ids is None else Int8s(ids), "limit": limit}
     rows = yield Step("job_list", params)
     return [LiveJob(*row) for row in rows]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from pgqueue.ops import Op, Step
+from pgqueue.ops import Int8s, Op, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Beat(NamedTuple):
 
 def beat_leases(worker_id: int, queue: str, leases: Sequence[int], *, lease: float) -> Op[dict[int, Beat]]:
     """Extend leases of one queue; returns those that are still ours."""
-    rows = yield Step("lease_beat", {"worker_id": worker_id, "queue": queue, "leases": list(leases), "lease": lease})
+    rows = yield Step("lease_beat", {"worker_id": worker_id, "queue": queue, "leases": Int8s(leases), "lease": lease})
     return {token: Beat(extended, cancelled) for token, extended, cancelled in rows}
 
 

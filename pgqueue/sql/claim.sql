@@ -40,7 +40,7 @@ UPDATE {schema}.job AS j
 SET lease_id = granted.id, attempt = least(j.attempt, 2147483646) + 1
 FROM granted
 WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM ready))
-RETURNING j.id, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout,
+RETURNING j.id, j.queue, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout,
           CASE WHEN j.created_at >= '0001-01-02' AND j.created_at < '9999-12-30' THEN j.created_at END,
           j.args::text, j.kwargs::text, j.retry::text, j.headers::text
 

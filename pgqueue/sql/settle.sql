@@ -1,5 +1,7 @@
 -- Every statement here is fenced: a row is touched only while its lease_id is the token that came with its id. The pair is
 -- compared position by position, since one caller may hold an old and a new token at once. ids are unique per statement.
+-- The answer is how many were accepted, and which only when some were not: nearly always all are, and reading their ids back
+-- would cost the client as much as sending them.
 
 -- name: job_complete
 -- Removes finished jobs, keeps them in the archive if asked, and gives back the leases that hold nothing any more.
@@ -33,7 +35,8 @@ WITH gone AS (
                      AND j.id <> ALL (ARRAY(SELECT gone.id FROM gone))))
         FOR UPDATE SKIP LOCKED))
 )
-SELECT array_agg(id) FROM gone
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END
+FROM gone
 
 -- name: lease_free
 -- The same for leases whose last jobs were settled by another statement.
@@ -91,7 +94,8 @@ WITH locked AS MATERIALIZED (
     WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested)) AND j.id = a.id
     RETURNING j.id
 )
-SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END,
+       CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
 FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
 
 -- name: job_bury
@@ -133,7 +137,8 @@ WITH locked AS MATERIALIZED (
            created_at, reason, clock_timestamp()
     FROM buried
 )
-SELECT array_agg(id) FROM (SELECT id FROM buried UNION ALL SELECT id FROM gone) AS settled
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END
+FROM (SELECT id FROM buried UNION ALL SELECT id FROM gone) AS settled
 
 -- name: job_release
 -- Given back unfinished: the attempt is not counted and the place in line is kept; cancelled jobs as in job_retry.
@@ -161,7 +166,8 @@ WITH locked AS MATERIALIZED (
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested))
     RETURNING id
 )
-SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END,
+       CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
 FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
 
 -- name: job_queues

@@ -40,12 +40,11 @@ def drive(op: Op[Any], answers: Iterator[Rows]) -> tuple[list[Step], Any]:
 
 
 def row(job_id: int, position: int, priority: int = 0, token: int = 7) -> tuple[Any, ...]:
-    return (job_id, "t", token, 1, 3, 0, priority, position, None, datetime.now(UTC), "[1]", None, None, None)
+    return (job_id, "q", "t", token, 1, 3, 0, priority, position, None, datetime.now(UTC), "[1]", None, None, None)
 
 
 def job(job_id: int, token: int = 7) -> Job:
-    values = row(job_id, job_id, token=token)
-    return Job(values[0], "q", *values[1:])
+    return Job._make(row(job_id, job_id, token=token))
 
 
 def spans(step: Step) -> list[tuple[int, int, int]]:
@@ -178,7 +177,7 @@ def test_completions_come_last_and_take_the_leases_with_them() -> None:
         (job(4), Outcome(kind=OutcomeKind.DEAD, reason="x")),
     ]
     steps, lost = drive(
-        settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[([3],)], [([2],)], [(None,)], [([1],)]])
+        settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(1, None)], [(1, None)], [(0, None)], [(1, None)]])
     )
     assert [step.name for step in steps] == ["job_release", "job_retry", "job_bury", "job_complete"]
     assert steps[-1].params["leases"] == [7]
@@ -187,14 +186,14 @@ def test_completions_come_last_and_take_the_leases_with_them() -> None:
 
 def test_the_same_claim_named_twice_is_settled_once() -> None:
     done = Outcome(kind=OutcomeKind.COMPLETED)
-    steps, lost = drive(settle.settle("q", [(job(1), done), (job(1), done)], options=OPTIONS), iter([[([1],)]]))
+    steps, lost = drive(settle.settle("q", [(job(1), done), (job(1), done)], options=OPTIONS), iter([[(1, None)]]))
     assert (len(steps), lost) == (1, [])
 
 
 def test_a_large_settle_is_cut_into_parts_and_frees_its_leases_with_the_last() -> None:
     done = Outcome(kind=OutcomeKind.COMPLETED)
     pairs = [(job(number), done) for number in range(2500)]
-    steps, _ = drive(settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(list(range(2500)),)]] * 3))
+    steps, _ = drive(settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(1000, None)]] * 3))
     assert [len(step.params["ids"]) for step in steps] == [1000, 1000, 500]
     assert [step.params["leases"] for step in steps] == [[], [], [7]]
 
@@ -203,7 +202,7 @@ def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None
     done = Outcome(kind=OutcomeKind.COMPLETED)
     steps, lost = drive(
         settle.settle("q", [(job(1, token=7), done), (job(1, token=8), done)], options=OPTIONS),
-        iter([[(None,)], [([1],)]]),
+        iter([[(0, None)], [(1, None)]]),
     )
     assert [step.params["tokens"] for step in steps] == [[7], [8]]
     assert [missed.token for missed in lost] == [7]
