@@ -136,7 +136,7 @@ class AsyncPgQueue(Core):
 
     async def rescue(self, queue: str) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
-        return await self.run(rescue_ops.rescue(queue, archive=self.settings.archive))
+        return await self.run(rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel))
 
     async def promote(self, queue: str) -> list[int]:
         """Put the due jobs of this queue into line; workers and `claim` do this once a second."""

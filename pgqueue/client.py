@@ -151,7 +151,7 @@ class PgQueue(Core):
 
     def rescue(self, queue: str) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
-        return self.run(rescue_ops.rescue(queue, archive=self.settings.archive))
+        return self.run(rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel))
 
     def promote(self, queue: str) -> list[int]:
         """Put the due jobs of this queue into line; workers and `claim` do this once a second."""

@@ -30,6 +30,8 @@ from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
 T = TypeVar("T")
 Jobs = Job | Iterable[Job]
 MAINTENANCE_PERIOD = 1.0
+SOON = 3.0
+"""Jobs that are due within this many seconds are announced: workers look for due jobs less often than that."""
 
 
 def as_jobs(jobs: Jobs) -> list[Job]:
@@ -79,7 +81,7 @@ class Core:
         """Everything about a job but its arguments, encoded."""
         delay = options.delay_seconds
         headers = options.headers
-        soon = options.run_at is None and (delay is None or delay <= MAINTENANCE_PERIOD)
+        soon = options.run_at is None and (delay is None or delay <= SOON)
         return enqueue_ops.Envelope(
             queue=options.queue,
             task=name,
@@ -93,6 +95,7 @@ class Core:
             if headers is None
             else payload.encode_object("headers", headers, max_bytes=self.settings.max_payload_bytes),
             channel=self.channel if soon else None,
+            prefix="due " if delay else "",
         )
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> enqueue_ops.Call:
@@ -155,7 +158,7 @@ class Core:
                 break
             try:
                 if own and self._maintenance_due(queue):
-                    yield from rescue_ops.rescue(queue, archive=self.settings.archive)
+                    yield from rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
                     yield from rescue_ops.promote(queue, channel=None)
                 taken += yield from claim_ops.claim(
                     queue, limit - len(taken), lease=lease, low_water=self._hint(queue), relaxed=own

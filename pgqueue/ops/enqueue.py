@@ -15,7 +15,8 @@ Call = tuple[str | None, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """Everything about a job but its arguments, validated and encoded. `channel` None means: wake nobody."""
+    """Everything about a job but its arguments, validated and encoded. `channel` None means: wake nobody; `prefix` "due "
+    wakes maintenance, which waits for the due time, instead of claims."""
 
     queue: str
     task: str
@@ -27,6 +28,7 @@ class Envelope:
     retry: str | None = None
     headers: str | None = None
     channel: str | None = None
+    prefix: str = ""
 
     def params(self) -> dict[str, object]:
         """The parameters that every enqueue statement shares."""
@@ -41,6 +43,7 @@ class Envelope:
             "retry": self.retry,
             "headers": self.headers,
             "channel": self.channel,
+            "prefix": self.prefix,
         }
 
 

@@ -19,14 +19,20 @@ class Rescued(NamedTuple):
     cancelled: list[int]
 
 
-def rescue(queue: str, *, archive: bool) -> Op[Rescued]:
+def rescue(queue: str, *, archive: bool, channel: str | None = None) -> Op[Rescued]:
     """Take back what expired leases hold, round by round, until every expired lease was looked at once."""
     fates: dict[str, list[int]] = {"lease": [], "returned": [], "dead": [], "cancelled": []}
     while True:
         seen = len(fates["lease"])
-        params = {"queue": queue, "limit": LEASES, "archive": archive, "seen": Int8s(fates["lease"])}
+        params = {
+            "queue": queue,
+            "limit": LEASES,
+            "archive": archive,
+            "seen": Int8s(fates["lease"]),
+            "channel": channel,
+        }
         rows = yield Step("job_rescue", params)
-        for row_id, fate in rows:
+        for row_id, fate, *_ in rows:
             fates[fate].append(row_id)
         if len(fates["lease"]) - seen < LEASES:
             del fates["lease"]
@@ -51,9 +57,9 @@ def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
 
 
 class Agenda(NamedTuple):
-    """`expired`: there is something to rescue. `due_in`: seconds until the next job is due, None when none waits."""
+    """Seconds until the next lease ends and until the next job is due; 0 or less means now, None that there is none."""
 
-    expired: bool
+    expires_in: float | None
     due_in: float | None
 
 

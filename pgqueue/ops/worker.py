@@ -54,6 +54,11 @@ def leave(worker_id: int) -> Op[None]:
     yield Step("worker_leave", {"worker_id": worker_id})
 
 
+def hello(channel: str, worker_id: int) -> Op[None]:
+    """Say something to one's own listener."""
+    yield Step("worker_hello", {"channel": channel, "worker_id": worker_id})
+
+
 def prune() -> Op[None]:
     """Remove the rows of workers that were not seen for very long."""
     yield Step("worker_prune", {})

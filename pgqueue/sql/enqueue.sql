@@ -14,7 +14,8 @@ WITH placed AS (
     FROM timed
     RETURNING id
 )
-SELECT id, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END FROM new
+SELECT id, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(prefix)s::text || %(queue)s::text) END
+FROM new
 
 -- name: job_enqueue_many
 -- Jobs that differ in their arguments only. Arrays are bound in binary (%b): as text this costs three times as much.
@@ -37,5 +38,5 @@ WITH placed AS (
     RETURNING id
 )
 SELECT array_agg(id ORDER BY id),
-       CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+       CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(prefix)s::text || %(queue)s::text) END
 FROM new

@@ -59,7 +59,9 @@ WITH expired AS MATERIALIZED (
           WHERE j.queue = %(queue)s::text AND j.id = ANY (l.job_ids) AND j.lease_id = l.id
             AND j.id <> ALL (ARRAY(SELECT held.id FROM held)))
 )
-SELECT id, 'lease' FROM expired UNION ALL SELECT id, fate FROM held
+SELECT id, 'lease', NULL FROM expired
+UNION ALL
+SELECT id, fate, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END FROM held
 
 -- name: job_adopt
 -- The ranges that are always true are explained at job_claim.
@@ -108,15 +110,18 @@ SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(c
 FROM moved
 
 -- name: queue_agenda
--- Is there anything to rescue, and in how many seconds is the next job due (0 or less: now)? One cheap look per second
--- instead of three statements that find nothing. Infinity is a job that somebody parked by hand;
--- greatest(): before PostgreSQL 17 nothing can be subtracted from minus infinity.
-SELECT EXISTS (
-           SELECT 1 FROM {schema}.lease
-           WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp())),
+-- Seconds until the next lease ends and until the next job is due (0 or less: now). One cheap look instead of three statements
+-- that find nothing. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
+-- from minus infinity.
+SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
+        FROM {schema}.lease
+        WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text AND isfinite(expires_at)
+        ORDER BY expires_at
+        LIMIT 1),
        (SELECT extract(epoch FROM greatest(run_at, 'epoch') - clock_timestamp())::float8
         FROM {schema}.job
-        WHERE queue = %(queue)s::text AND run_at IS NOT NULL AND run_at < 'infinity'
+        WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+          AND run_at IS NOT NULL AND run_at < 'infinity'
         ORDER BY run_at
         LIMIT 1)
 

@@ -66,5 +66,9 @@ SELECT EXISTS (SELECT 1 FROM {schema}.queue WHERE name = %(queue)s::text AND pau
     OR NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND position IS NOT NULL)
    AND NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND run_at < 'infinity' AND attempt > 0)
 
+-- name: worker_hello
+-- What a listener waits for to know that it hears: through a pooler in transaction mode it does not.
+SELECT pg_notify(%(channel)s::text, 'hello ' || %(worker_id)s::text)
+
 -- name: schema_version
 SELECT version_num FROM {schema}.schema_version

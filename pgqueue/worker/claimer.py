@@ -26,6 +26,8 @@ AHEAD = 0.05
 MOST_AHEAD = 1000
 BACKLOG = 5000
 HOARD = 1.0
+HEARING = 5
+"""Polls are this many times rarer while notifications come through."""
 DRAIN_POLL = 0.1
 
 
@@ -46,6 +48,7 @@ class Claimer(Loop):
         *,
         settler: Settler,
         drained: Callable[[], None],
+        hearing: Callable[[], bool],
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
@@ -57,6 +60,7 @@ class Claimer(Loop):
         self.worker_id = worker_id
         self.settler = settler
         self.drained = drained
+        self.hearing = hearing
         self.threads: ThreadRunner
         self.coroutines: CoroutineRunner
         self._wake = threading.Event()
@@ -106,6 +110,8 @@ class Claimer(Loop):
 
     def _until_next(self, room: int) -> float:
         pause = (DRAIN_POLL if self.options.drain else self.options.poll) * random.uniform(0.8, 1.2)
+        if self.hearing() and not self.options.drain:
+            pause *= HEARING
         owed = [seconds for hint in self._hints.values() if (seconds := hint.owed_in()) is not None]
         if room > 0 and owed:
             pause = min(pause, max(0.001, min(owed)))

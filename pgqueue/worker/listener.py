@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import ClassVar
 
 from psycopg import sql
 
+from pgqueue.drivers.execute import SyncConnection
 from pgqueue.events import Bus
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
 SLICE = 0.5
 PROBE_EVERY = 30.0
-CANCEL = "cancel "
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ears:
+    """What a listener does with what it hears: jobs are ready, due soon, to be cancelled; or it is our own hello."""
+
+    ready: Callable[[], None]
+    due: Callable[[], None]
+    cancelled: Callable[[], None]
+    say_hello: Callable[[], None]
 
 
 class Listener(Loop):
-    """LISTENs on the schema's channel; after every (re)connection it wakes the claimer once, unasked: notifications of the
-    gap are gone."""
+    """LISTENs on the schema's channel; after every (re)connection it wakes everybody once, unasked: notifications of the gap
+    are gone.
+
+    `hearing` is true once our own hello, sent over another connection, has come back. Through a pooler in transaction mode
+    LISTEN succeeds and nothing ever comes; the polls must then stay frequent.
+    """
 
     name: ClassVar[str] = "listen"
 
@@ -28,17 +43,22 @@ class Listener(Loop):
         link: Link,
         channel: str,
         queues: frozenset[str],
+        worker_id: int,
         events: Bus,
-        wake: Callable[[], None],
-        cancelled: Callable[[], None],
+        ears: Ears,
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
         self.link = link
         self.channel = channel
-        self.queues = queues
-        self.wake = wake
-        self.cancelled = cancelled
+        self.ears = ears
+        self.hearing = False
+        self._meanings = {
+            **{f"cancel {queue}": ears.cancelled for queue in queues},
+            **{f"due {queue}": ears.due for queue in queues},
+            f"hello {worker_id}": self._heard,
+            **dict.fromkeys(queues, ears.ready),
+        }
         self._listening = False
         self._probed = 0.0
 
@@ -46,27 +66,36 @@ class Listener(Loop):
         """Wait for notifications for a while."""
         connection = self.link.connection()
         if not self._listening:
-            with self.link.watchdog.watching(connection, self.link.deadline):
-                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
-            self._listening = True
-            self._probed = time.monotonic()
-            self.wake()
+            self._begin(connection)
         for notification in connection.notifies(timeout=SLICE, stop_after=1):
-            if notification.payload in self.queues:
-                self.wake()
-            elif notification.payload.removeprefix(CANCEL) in self.queues:
-                self.cancelled()
+            meaning = self._meanings.get(notification.payload)
+            if meaning is not None:
+                meaning()
         if time.monotonic() - self._probed > PROBE_EVERY:
             # A connection that a firewall dropped silently looks like a quiet one.
-            with self.link.watchdog.watching(connection, self.link.deadline):
-                connection.execute("SELECT 1")
-            self._probed = time.monotonic()
+            self._execute(connection, sql.SQL("SELECT 1"))
 
     def give_up(self) -> None:
         """Listen anew on the next connection."""
-        self._listening = False
+        self._listening = self.hearing = False
         self.link.close()
 
     def finish(self) -> None:
         """Close the connection."""
+        self.hearing = False
         self.link.close()
+
+    def _begin(self, connection: SyncConnection) -> None:
+        self._execute(connection, sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))
+        self._listening = True
+        self.ears.say_hello()
+        self.ears.ready()
+        self.ears.due()
+
+    def _execute(self, connection: SyncConnection, statement: sql.SQL | sql.Composed) -> None:
+        with self.link.watchdog.watching(connection, self.link.deadline):
+            connection.execute(statement)
+        self._probed = time.monotonic()
+
+    def _heard(self) -> None:
+        self.hearing = True

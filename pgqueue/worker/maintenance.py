@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -15,6 +17,8 @@ from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
 PERIOD = 1.0
+QUIET_PERIOD = 2.0
+"""While notifications come through, what is due soon is announced, and only leases shorter than this could end unseen."""
 REPAIR_EVERY = 60.0
 ARCHIVE_EVERY = 3600.0
 
@@ -33,6 +37,7 @@ class Maintenance(Loop):
         channel: str | None,
         events: Bus,
         wake: Callable[[], None],
+        hearing: Callable[[], bool],
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
@@ -41,44 +46,57 @@ class Maintenance(Loop):
         self.settings = settings
         self.channel = channel
         self.wake = wake
+        self.hearing = hearing
+        self._poked = threading.Event()
         self._repair_at = 0.0
         self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
 
     def turn(self) -> None:
         """Look at every queue, then wait for the next due time or the period, whichever is first."""
-        pause = PERIOD * random.uniform(0.8, 1.0)
+        self._poked.clear()
+        pause = (QUIET_PERIOD if self.hearing() else PERIOD) * random.uniform(0.8, 1.0)
         failure: Exception | None = None
         for queue in self.queues:
             try:
-                due_in = self._tend(queue)
+                next_in = self._tend(queue)
             except Exception as error:  # noqa: BLE001 - one queue's trouble must not stop the others; raised below
                 failure = failure or error
                 continue
-            if due_in is not None:
-                pause = min(pause, max(0.01, due_in))
+            pause = min(pause, max(0.01, next_in))
         if failure is not None:
             raise failure
         self._now_and_then()
-        self.stopping.wait(pause)
+        self._poked.wait(pause)
+
+    def poke(self) -> None:
+        """Look now: something is due soon."""
+        self._poked.set()
+
+    def stop(self) -> None:
+        """End after the turn under way."""
+        super().stop()
+        self._poked.set()
 
     def finish(self) -> None:
         """Close the connection."""
         self.link.close()
 
-    def _tend(self, queue: str) -> float | None:
+    def _tend(self, queue: str) -> float:
+        """Do what is to be done now; returns the seconds until there is more, infinity when nothing is known."""
         agenda = self.link.run(rescue_ops.agenda(queue))
-        if agenda.expired:
+        if agenda.expires_in is not None and agenda.expires_in < 0:
             self._rescue(queue)
         if agenda.due_in is not None and agenda.due_in <= 0:
             promoted = self.link.run(rescue_ops.promote(queue, channel=self.channel))
             if promoted:
                 self.events.emit(EventName.JOBS_PROMOTED, queue=queue, count=len(promoted))
                 self.wake()
-            return self.link.run(rescue_ops.agenda(queue)).due_in
-        return agenda.due_in
+            agenda = self.link.run(rescue_ops.agenda(queue))
+        ahead = [seconds for seconds in agenda if seconds is not None and seconds > 0]
+        return min(ahead, default=math.inf)
 
     def _rescue(self, queue: str) -> None:
-        rescued = self.link.run(rescue_ops.rescue(queue, archive=self.settings.archive))
+        rescued = self.link.run(rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel))
         if any(rescued):
             self.events.emit(
                 EventName.JOBS_RESCUED,

@@ -24,7 +24,7 @@ from pgqueue.worker.execution import RELEASED
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.ledger import Ledger, Phase
 from pgqueue.worker.link import Link, Watchdog
-from pgqueue.worker.listener import Listener
+from pgqueue.worker.listener import Ears, Listener
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.maintenance import Maintenance
 from pgqueue.worker.options import WorkerOptions
@@ -57,7 +57,8 @@ class Worker:
         self.exit_status = 0
         self._stop = threading.Event()
         self._now = threading.Event()
-        self._extend_lock = threading.Lock()
+        self._control_lock = threading.Lock()
+        self._listener: Listener | None = None
         self._identity = self._describe()
 
     def run(self) -> int:
@@ -120,6 +121,7 @@ class Worker:
             self.worker_id,
             settler=self.settler,
             drained=self.stop_once,
+            hearing=self._hearing,
             fatal=fatal,
         )
         shared: dict[str, Any] = {
@@ -146,13 +148,22 @@ class Worker:
     def _build_helpers(self) -> list[Loop]:
         """What a worker could do without for a while: upkeep, and the ears."""
         app, wake = self.app, self.claimer.wake
-        helpers: list[Loop] = [
-            Maintenance(self._link(), self.queues, app.settings, app.channel, self.events, wake, self._fatal)
-        ]
-        if app.channel:
-            link, queues = self._link(app.settings.listen_url), frozenset(self.queues)
-            helpers.append(Listener(link, app.channel, queues, self.events, wake, self.heartbeat.ask, self._fatal))
-        return helpers
+        upkeep = Maintenance(
+            self._link(), self.queues, app.settings, app.channel, self.events, wake, self._hearing, self._fatal
+        )
+        if not app.channel:
+            return [upkeep]
+        link, queues = self._link(app.settings.listen_url), frozenset(self.queues)
+        ears = Ears(ready=wake, due=upkeep.poke, cancelled=self.heartbeat.ask, say_hello=self._say_hello)
+        self._listener = Listener(link, app.channel, queues, self.worker_id, self.events, ears, self._fatal)
+        return [upkeep, self._listener]
+
+    def _hearing(self) -> bool:
+        return self._listener is not None and self._listener.hearing
+
+    def _say_hello(self) -> None:
+        with self._control_lock:
+            self._control.run(worker_ops.hello(self.app.settings.schema, self.worker_id))
 
     def _start(self) -> None:
         self.settler.start()
@@ -181,7 +192,7 @@ class Worker:
         self.stop_once()
 
     def _extend(self, job: Job, seconds: float) -> None:
-        with self._extend_lock:
+        with self._control_lock:
             sent = time.monotonic()
             held = self._control.run(claim_ops.extend(job.queue, [(job.id, job.token)], lease=seconds))
         if job.id not in held:
@@ -235,8 +246,9 @@ class Worker:
         self.watchdog.stop()
 
     def _leave(self) -> None:
-        self._control.run(worker_ops.leave(self.worker_id))
-        self._control.close()
+        with self._control_lock:
+            self._control.run(worker_ops.leave(self.worker_id))
+            self._control.close()
 
     @staticmethod
     def _bounded(work: Callable[[], object]) -> None:

@@ -36,7 +36,7 @@ HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_release": ("job_release", {**PAIRS, "archive": True, "channel": None}),
     "lease_extend": ("lease_extend", {**PAIRS, "lease": 30, "leases": [1]}),
     "lease_beat": ("lease_beat", {"queue": "q", "worker_id": 1, "lease": 30, "leases": [1, 2]}),
-    "job_rescue": ("job_rescue", {"queue": "q", "limit": 20, "archive": True, "seen": []}),
+    "job_rescue": ("job_rescue", {"queue": "q", "limit": 20, "archive": True, "seen": [], "channel": None}),
     "job_promote": ("job_promote", {"queue": "q", "limit": 500, "channel": None}),
     "job_adopt": ("job_adopt", {"queue": "q", "limit": 100}),
     "queue_agenda": ("queue_agenda", {"queue": "q"}),

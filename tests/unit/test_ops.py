@@ -177,7 +177,8 @@ def test_completions_come_last_and_take_the_leases_with_them() -> None:
         (job(4), Outcome(kind=OutcomeKind.DEAD, reason="x")),
     ]
     steps, lost = drive(
-        settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(1, None)], [(1, None)], [(0, None)], [(1, None)]])
+        settle.settle("q", pairs, finished=[7], options=OPTIONS),
+        iter([[(1, None)], [(1, None)], [(0, None)], [(1, None)]]),
     )
     assert [step.name for step in steps] == ["job_release", "job_retry", "job_bury", "job_complete"]
     assert steps[-1].params["leases"] == [7]
@@ -209,8 +210,10 @@ def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None
 
 
 def test_a_rescue_goes_on_until_nothing_is_left() -> None:
-    round_one = [(lease, "lease") for lease in range(rescue.LEASES)] + [(1, "returned"), (2, "dead")]
-    steps, rescued = drive(rescue.rescue("q", archive=True), iter([round_one, [(99, "lease"), (3, "cancelled")]]))
+    round_one = [(lease, "lease", None) for lease in range(rescue.LEASES)] + [(1, "returned", ""), (2, "dead", "")]
+    steps, rescued = drive(
+        rescue.rescue("q", archive=True), iter([round_one, [(99, "lease", None), (3, "cancelled", "")]])
+    )
     assert [step.params["seen"] for step in steps] == [[], list(range(rescue.LEASES))]
     assert rescued == ([1], [2], [3])
 
