@@ -13,6 +13,8 @@ import pytest
 import pgqueue
 from pgqueue.ops import worker as worker_ops
 from pgqueue.worker import Worker, WorkerOptions
+from tests.waiting import wait_until
+from tests.workers import running
 
 
 def expire(admin: psycopg.Connection[Any]) -> None:
@@ -214,14 +216,6 @@ def test_a_fork_while_another_thread_opens_the_pool_does_not_hang_the_child(pq: 
     assert done[1] == 0
 
 
-def run_worker(pq: pgqueue.PgQueue, **options: Any) -> tuple[Worker, threading.Thread]:
-    worker = Worker(pq, WorkerOptions(**{"grace": 0.0, **options}))
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    assert worker.started.wait(30)
-    return worker, thread
-
-
 def test_a_blocked_event_loop_does_not_swallow_the_queue(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
     blocked, go = threading.Event(), threading.Event()
 
@@ -231,18 +225,14 @@ def test_a_blocked_event_loop_does_not_swallow_the_queue(pq: pgqueue.PgQueue, ad
         go.wait(30)
 
     block.enqueue_many([()] * 500)
-    worker, thread = run_worker(pq, concurrency=2)
-    try:
+    with running(pq, concurrency=2, grace=0.0):
         assert blocked.wait(30)
         for _ in range(3):
             held = admin.execute("SELECT count(*) FROM pgqueue.job WHERE lease_id IS NOT NULL").fetchone()
             assert held is not None
             assert held[0] <= 10
             time.sleep(0.2)
-    finally:
         go.set()
-        worker.stop()
-        thread.join(30)
 
 
 def test_jobs_that_wait_behind_slow_ones_are_given_to_somebody_else(
@@ -260,17 +250,12 @@ def test_jobs_that_wait_behind_slow_ones_are_given_to_somebody_else(
     quick.enqueue_many([()] * 2000)
     slow.enqueue_many([()] * 4)
     quick.enqueue_many([()] * 300)
-    worker, thread = run_worker(pq, concurrency=2)
-    try:
-        end = time.monotonic() + 30
+    with running(pq, concurrency=2, grace=0.0):
         ready = "SELECT count(*) FROM pgqueue.job WHERE lease_id IS NULL"
-        while admin.execute(ready).fetchone() != (302,):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-    finally:
+        wait_until(
+            lambda: admin.execute(ready).fetchone() == (302,), 30, "the jobs behind the slow ones are given back"
+        )
         go.set()
-        worker.stop()
-        thread.join(30)
 
 
 @pytest.mark.parametrize("event", list(pgqueue.EventName))
