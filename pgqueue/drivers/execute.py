@@ -107,8 +107,9 @@ def schema_errors(schema: str) -> Iterator[None]:
 
 
 def first_line(error: psycopg.Error) -> str:
-    """The server's own primary message, without its context; of a connection error the last line, which says why."""
+    """The server's own primary message, without its context; of a connection error the line that says what failed."""
     if error.diag.message_primary:
         return error.diag.message_primary
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    said = [line for line in lines if "failed: " in line]
+    return next(iter(said or lines), type(error).__name__)
