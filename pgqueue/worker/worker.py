@@ -230,6 +230,7 @@ class Worker:
         for held in self.ledger.take_all(*phases):
             if held.current is not None:
                 held.current.cancel()
+                self.coroutines.cancel(held)
             self.settler.submit(held, RELEASED)
 
     def _wait_for_handlers(self, end: float) -> None:
