@@ -134,13 +134,14 @@ class AsyncPgQueue(Core):
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
         return await self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
 
-    async def rescue(self, queue: str) -> Rescued:
+    async def rescue(self, queue: str, *, using: Any = None) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
-        return await self.run(rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel))
+        op = rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
+        return await self.run(op, using)
 
-    async def promote(self, queue: str) -> list[int]:
+    async def promote(self, queue: str, *, using: Any = None) -> list[int]:
         """Put the due jobs of this queue into line; workers and `claim` do this once a second."""
-        return await self.run(rescue_ops.promote(queue, channel=self.channel))
+        return await self.run(rescue_ops.promote(queue, channel=self.channel), using)
 
     async def dead_letters(
         self,

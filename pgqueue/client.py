@@ -149,13 +149,14 @@ class PgQueue(Core):
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
         return self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
 
-    def rescue(self, queue: str) -> Rescued:
+    def rescue(self, queue: str, *, using: Any = None) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
-        return self.run(rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel))
+        op = rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
+        return self.run(op, using)
 
-    def promote(self, queue: str) -> list[int]:
+    def promote(self, queue: str, *, using: Any = None) -> list[int]:
         """Put the due jobs of this queue into line; workers and `claim` do this once a second."""
-        return self.run(rescue_ops.promote(queue, channel=self.channel))
+        return self.run(rescue_ops.promote(queue, channel=self.channel), using)
 
     def dead_letters(
         self,

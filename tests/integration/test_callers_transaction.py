@@ -85,6 +85,26 @@ async def test_the_whole_life_of_jobs_runs_in_the_callers_transaction(caller: Ca
     ]
 
 
+async def test_rescue_promotion_redrive_and_purge_run_in_the_callers_transaction(caller: Caller, look: Any) -> None:
+    task = make_task(caller, max_attempts=1)
+    lost, due = await caller.call(task.enqueue, 1), await caller.call(task.options(delay=3600).enqueue, 2)
+    await caller.do("claim", "q", lease=60)
+    await caller.execute("UPDATE pgqueue.lease SET expires_at = now() - interval '1 second'")
+    await caller.execute("UPDATE pgqueue.job SET run_at = now() - interval '1 second' WHERE run_at IS NOT NULL")
+    await caller.commit()
+    assert (await caller.do("rescue", "q")).dead == [lost]
+    assert await caller.do("promote", "q") == [due]
+    assert await caller.do("redrive", ids=[lost]) == [lost]
+    await caller.rollback()
+    assert look("(SELECT count(*) FROM pgqueue.dead_letter), (SELECT count(*) FROM pgqueue.lease)") == [(0, 1)]
+    assert (await caller.do("rescue", "q")).dead == [lost]
+    assert await caller.do("promote", "q") == [due]
+    assert await caller.do("purge", ids=[lost]) == 1
+    await caller.commit()
+    assert look("id, position IS NOT NULL FROM pgqueue.job") == [(due, True)]
+    assert look("count(*) FROM pgqueue.dead_letter") == [(0,)]
+
+
 async def test_a_rolled_back_completion_is_as_if_it_never_happened(caller: Caller, look: Any) -> None:
     task = make_task(caller)
     job_id = await caller.call(task.enqueue, 1)
