@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ from pgqueue import embedded, migrate
 
 FAST = ("-c", "fsync=off", "-c", "max_connections=300")
 """Tests kill processes, not the machine: waiting for its disk would only make them slow."""
+
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell without job control starts background commands with SIGINT ignored, and every process below inherits that; the
+    # tests that send it mean to be heard.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
