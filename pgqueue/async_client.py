@@ -45,7 +45,8 @@ class AsyncTask(BaseTask[P, R], Generic[P, R]):
 
     async def enqueue_many(self, calls: Calls, *, using: Any = None) -> list[int]:
         """As Task.enqueue_many."""
-        return await self.app.run(self.app.enqueue_many_op(self, self.defaults, calls), using, atomic=True)
+        op, atomic = self.app.enqueue_many_op(self, self.defaults, calls)
+        return await self.app.run(op, using, atomic=atomic)
 
     def options(self, **changes: Any) -> AsyncTask[P, R]:
         """As Task.options."""

@@ -56,7 +56,8 @@ class Task(BaseTask[P, R], Generic[P, R]):
         `calls`: tuples of positional arguments or mappings of keywords, also from a generator, which is read in chunks.
         With `using`, a bad element raises after earlier chunks were sent: roll your transaction (or savepoint) back then.
         """
-        return self.app.run(self.app.enqueue_many_op(self, self.defaults, calls), using, atomic=True)
+        op, atomic = self.app.enqueue_many_op(self, self.defaults, calls)
+        return self.app.run(op, using, atomic=atomic)
 
     def options(self, **changes: Any) -> Task[P, R]:
         """The same task with other options for the calls made on the copy; see TaskOptions."""

@@ -6,6 +6,7 @@ Nothing here touches a connection. The two clients add one line a method: run th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -110,11 +111,17 @@ class Core:
         call = self.call(args, kwargs)
         return enqueue_ops.enqueue(self.envelope(task.name, options, self._retry_json(task, options)), call)
 
-    def enqueue_many_op(self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls) -> Op[list[int]]:
-        """Any number of jobs of a registered task; `calls` is read as the chunks go out."""
-        return enqueue_ops.enqueue_many(
-            self.envelope(task.name, options, self._retry_json(task, options)), self._calls(task, calls)
-        )
+    def enqueue_many_op(
+        self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls
+    ) -> tuple[Op[list[int]], bool]:
+        """Any number of jobs of a registered task, and whether they need more than one statement and so a transaction.
+
+        Two chunks of `calls` are read here, the rest as the chunks go out.
+        """
+        chunks = enqueue_ops.chunked(self._calls(task, calls))
+        first = list(itertools.islice(chunks, 2))
+        envelope = self.envelope(task.name, options, self._retry_json(task, options))
+        return enqueue_ops.enqueue_many(envelope, itertools.chain(first, chunks)), len(first) > 1
 
     def enqueue_named_op(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]

@@ -11,6 +11,7 @@ from pgqueue.ops import Op, Step, Texts
 CHUNK_JOBS = 5_000
 CHUNK_BYTES = 8 * 1024 * 1024
 Call = tuple[str | None, str | None]
+Chunk = tuple[Texts, Texts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +54,21 @@ def enqueue(envelope: Envelope, call: Call) -> Op[int]:
     return int(rows[0][0])
 
 
-def enqueue_many(envelope: Envelope, calls: Iterable[Call]) -> Op[list[int]]:
-    """Insert any number of jobs in chunks; returns their ids in the order of `calls`.
+def enqueue_many(envelope: Envelope, chunks: Iterable[Chunk]) -> Op[list[int]]:
+    """Insert any number of jobs, a statement per chunk; returns their ids in the order of the input.
 
-    Takes from `calls` no more than a chunk at a time. All or nothing only where the caller runs it in a transaction.
+    All or nothing only where there is one chunk, or where the caller runs it in a transaction.
     """
     ids: list[int] = []
     shared = envelope.params()
-    for args, kwargs in _chunks(calls):
+    for args, kwargs in chunks:
         rows = yield Step("job_enqueue_many", {**shared, "args": args, "kwargs": kwargs})
         ids.extend(rows[0][0])
     return ids
 
 
-def _chunks(calls: Iterable[Call]) -> Iterator[tuple[Texts, Texts]]:
+def chunked(calls: Iterable[Call]) -> Iterator[Chunk]:
+    """Cut by number and by bytes, reading from `calls` no more than a chunk at a time."""
     args, kwargs, size = Texts(), Texts(), 0
     for call in calls:
         args.append(call[0])

@@ -60,11 +60,11 @@ def test_a_generator_is_read_a_chunk_at_a_time() -> None:
             read += 1
             yield f"[{number}]", None
 
-    op = enqueue.enqueue_many(ENVELOPE, calls())
+    op = enqueue.enqueue_many(ENVELOPE, enqueue.chunked(calls()))
     first = next(op)
     assert len(first.params["args"]) == read == enqueue.CHUNK_JOBS
     _, ids = drive(
-        enqueue.enqueue_many(ENVELOPE, calls()),
+        enqueue.enqueue_many(ENVELOPE, enqueue.chunked(calls())),
         iter([[([1, 2],)], [([3],)], [([4, 5],)]]),
     )
     assert ids == [1, 2, 3, 4, 5]
@@ -72,7 +72,7 @@ def test_a_generator_is_read_a_chunk_at_a_time() -> None:
 
 def test_a_chunk_of_large_payloads_is_cut_by_bytes() -> None:
     large = "[" + "1," * 500_000 + "1]"
-    steps, _ = drive(enqueue.enqueue_many(ENVELOPE, [(large, None)] * 20), iter([[([1],)]] * 20))
+    steps, _ = drive(enqueue.enqueue_many(ENVELOPE, enqueue.chunked([(large, None)] * 20)), iter([[([1],)]] * 20))
     assert all(len(step.params["args"]) <= 10 for step in steps)
     assert sum(len(step.params["args"]) for step in steps) == 20
 
