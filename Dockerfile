@@ -11,6 +11,7 @@ COPY examples ./examples
 FROM base AS tests
 RUN pip install --no-cache-dir -e '.[test]'
 COPY docs ./docs
+COPY benchmarks ./benchmarks
 COPY tests ./tests
 COPY docker-compose.yml Dockerfile ./
 ENTRYPOINT ["pytest", "-q", "-n", "2"]
