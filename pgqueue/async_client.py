@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, as_ids, failed, selection, snoozed
+from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import run_async, whole_async
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
@@ -21,6 +21,7 @@ from pgqueue.ops import status as status_ops
 from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
+from pgqueue.outcome import COMPLETED, RELEASED
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
 
 P = ParamSpec("P")

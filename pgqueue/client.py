@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import psycopg
 
-from pgqueue.core import COMPLETED, RELEASED, Core, Jobs, as_ids, failed, selection, snoozed
+from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import run, whole
 from pgqueue.drivers.pool import SyncPool
 from pgqueue.drivers.resolve import note_failure, sync_connection
@@ -23,6 +23,7 @@ from pgqueue.ops import status as status_ops
 from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
+from pgqueue.outcome import COMPLETED, RELEASED
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
 
 P = ParamSpec("P")

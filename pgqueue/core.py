@@ -223,10 +223,6 @@ class Core:
             raise LeaseLost(lost)
 
 
-COMPLETED = Outcome(kind=OutcomeKind.COMPLETED)
-RELEASED = Outcome(kind=OutcomeKind.RELEASE)
-
-
 def failed(
     error: BaseException | str, delay: float | timedelta | None, random: Callable[[], float]
 ) -> Callable[[Job], Outcome]:

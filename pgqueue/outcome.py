@@ -108,6 +108,7 @@ class Outcome:
 
 
 COMPLETED = Outcome(OutcomeKind.COMPLETED)
+RELEASED = Outcome(OutcomeKind.RELEASE)
 
 
 def decide(job: Job, error: BaseException | None, *, random: float) -> Outcome:

@@ -11,9 +11,9 @@ from typing import ClassVar
 from pgqueue.events import Bus, EventName
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import status as status_ops
+from pgqueue.outcome import RELEASED
 from pgqueue.task import Registry
 from pgqueue.worker.coroutines import CoroutineRunner
-from pgqueue.worker.execution import RELEASED
 from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop

@@ -13,9 +13,9 @@ from typing import Any
 
 from pgqueue.current import CurrentJob, enter
 from pgqueue.events import Bus, EventName
-from pgqueue.outcome import Outcome
+from pgqueue.outcome import RELEASED, Outcome
 from pgqueue.task import Registry
-from pgqueue.worker.execution import RELEASED, Finish, judge, prepare, report
+from pgqueue.worker.execution import Finish, judge, prepare, report
 from pgqueue.worker.ledger import Held, Ledger, Start
 from pgqueue.worker.threads import Extend
 

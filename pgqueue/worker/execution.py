@@ -12,12 +12,10 @@ from pgqueue.errors import TaskError
 from pgqueue.events import Bus, EventName
 from pgqueue.failure import describe, one_line
 from pgqueue.job import Job
-from pgqueue.outcome import DeadLetter, Outcome, OutcomeKind, decide
+from pgqueue.outcome import COMPLETED, RELEASED, DeadLetter, Outcome, OutcomeKind, decide
 from pgqueue.task import BaseTask, Registry
 from pgqueue.worker.ledger import Held
 
-COMPLETED = Outcome(kind=OutcomeKind.COMPLETED)
-RELEASED = Outcome(kind=OutcomeKind.RELEASE)
 UNKNOWN_TASK_DELAY = 5.0
 """Another worker of a rolling deploy may know the task: never retry at once, that would be a hot loop."""
 

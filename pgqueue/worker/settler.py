@@ -69,9 +69,6 @@ class Settler(Loop):
         while self._batch:
             self._write_first_queue()
 
-    def give_up(self) -> None:
-        """The connection is closed by the link; the batch stays."""
-
     def finish(self) -> None:
         """Write what is left, for a bounded time: what cannot be written then, the leases cover."""
         end = time.monotonic() + LAST_WRITES

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pgqueue.current import CurrentJob, enter
 from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
-from pgqueue.outcome import Outcome
+from pgqueue.outcome import RELEASED, Outcome
 from pgqueue.task import Registry
-from pgqueue.worker.execution import RELEASED, Finish, check_result, judge, prepare, report
+from pgqueue.worker.execution import Finish, check_result, judge, prepare, report
 from pgqueue.worker.ledger import Held, Ledger, Start
 
 Extend = Callable[[Job, float], None]

@@ -17,10 +17,10 @@ from pgqueue.failure import one_line
 from pgqueue.job import Job
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import worker as worker_ops
+from pgqueue.outcome import RELEASED
 from pgqueue.version import SCHEMA_REVISION, __version__
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.coroutines import CoroutineRunner
-from pgqueue.worker.execution import RELEASED
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.ledger import Ledger, Phase
 from pgqueue.worker.link import Link, Watchdog
