@@ -45,34 +45,48 @@ class Event:
 
 
 Subscriber = Callable[[Event], None]
+Wants = Callable[[EventName], bool]
 
 
 class Bus:
     """Hands events to subscribers, in the thread that emits them; what a subscriber raises is logged and goes no further."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._subscribers: tuple[tuple[Subscriber, Wants], ...] = ()
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with every event from now on; returns the function that ends it."""
-        self._subscribers = (*self._subscribers, subscriber)
+    def subscribe(self, subscriber: Subscriber, *, wants: Wants | None = None) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on; returns the function that ends it.
+
+        `wants` is asked, each time, whether an event of this name is of interest: the frequent ones cost nothing where it
+        says no.
+        """
+        entry = (subscriber, wants or _everything)
+        self._subscribers = (*self._subscribers, entry)
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(known for known in self._subscribers if known is not subscriber)
+            self._subscribers = tuple(known for known in self._subscribers if known is not entry)
 
         return unsubscribe
 
-    def __bool__(self) -> bool:
-        """True while anybody listens: lets the hot path skip building facts."""
-        return bool(self._subscribers)
+    def wanted(self, name: EventName) -> bool:
+        """True while anybody wants events of this name: lets the hot path skip building facts."""
+        for _, wants in self._subscribers:  # noqa: SIM110 - a generator would cost more than the question
+            if wants(name):
+                return True
+        return False
 
     def emit(self, name: EventName, **facts: Any) -> None:
-        """Tell every subscriber."""
+        """Tell every subscriber that wants it."""
         if not self._subscribers:
             return
         event = Event(name, facts)
-        for subscriber in self._subscribers:
+        for subscriber, wants in self._subscribers:
             try:
-                subscriber(event)
+                if wants(name):
+                    subscriber(event)
             except BaseException:
                 logger.exception("a subscriber failed on %s", name)
+
+
+def _everything(name: EventName) -> bool:
+    return True

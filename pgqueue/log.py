@@ -51,6 +51,11 @@ ATTEMPTS: Final[Mapping[str, Wording]] = {
     "release": (_INFO, "job {id} ({task}) on queue {queue} ended with {error} after it was asked to stop"),
 }
 _UNKNOWN: Final[Wording] = (_INFO, "{event}")
+_LEVELS: Final[Mapping[EventName, int]] = {
+    **{name: level for name, (level, _) in EVENTS.items()},
+    EventName.JOB_FAILED: max(level for level, _ in ATTEMPTS.values()),
+}
+"""The highest level at which an event of this name may be logged."""
 
 # What the processes around a worker say; these are no changes of a job's state, so no events.
 STOP_REQUESTED: Final[Wording] = (_INFO, "asked to stop: finishing what runs, a second request gives it back at once")
@@ -74,7 +79,7 @@ def subscribe_logging(bus: Bus, to: logging.Logger = logger) -> Callable[[], Non
         if to.isEnabledFor(level):
             to.log(level, "%s", _line(text, {"event": event.name, **event.facts}))
 
-    return bus.subscribe(write)
+    return bus.subscribe(write, wants=lambda name: to.isEnabledFor(_LEVELS.get(name, _WARNING)))
 
 
 def say(wording: Wording, **facts: Any) -> None:

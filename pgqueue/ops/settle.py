@@ -49,15 +49,17 @@ def settle(
 def _writes(settlements: Sequence[Settlement]) -> Iterator[tuple[OutcomeKind, _Write, list[Settlement]]]:
     """One entry per statement."""
     for part in _without_repeats(settlements):
+        kinds = {outcome.kind for _, outcome in part}
         for kind, write in _WRITES:
-            chosen = [pair for pair in part if pair[1].kind is kind]
-            if chosen:
-                yield kind, write, chosen
+            if kind in kinds:
+                yield kind, write, part if len(kinds) == 1 else [pair for pair in part if pair[1].kind is kind]
 
 
 def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
     """Parts in which an id stands once, since the statements compare id and token by place; and not too long, since that
     comparison costs the square of the length. The same claim named twice is settled once."""
+    if len(settlements) <= PART and len({job.id for job, _ in settlements}) == len(settlements):
+        return [list(settlements)]
     parts: list[dict[int, Settlement]] = []
     seen: set[tuple[int, int]] = set()
     for pair in settlements:

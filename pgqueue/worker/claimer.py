@@ -68,6 +68,7 @@ class Claimer(Loop):
         self._seen = (0, 0.0)
         self._average: float | None = None
         self._most = MOST_AHEAD
+        self._held_up = False
         self._moved = (0, time.monotonic())
 
     def wake(self) -> None:
@@ -78,7 +79,13 @@ class Claimer(Loop):
 
     def hungry(self) -> None:
         """The buffer runs low: look now."""
-        self._wake.set()
+        if not self._wake.is_set():  # said by every runner after every job: no lock for saying it again
+            self._wake.set()
+
+    def relieved(self) -> None:
+        """Outcomes were written: look now if it was their number that held claims up."""
+        if self._held_up:
+            self._wake.set()
 
     def stop(self) -> None:
         """End after the claim under way; what that brings is given back."""
@@ -118,8 +125,10 @@ class Claimer(Loop):
         return pause
 
     def _room(self) -> int:
+        self._held_up = True  # before the question: an answer that changes right after it must find the flag
         if self.settler.backlog() > BACKLOG:
             return 0
+        self._held_up = False
         waiting = self._waiting()
         running = self.threads.running() + self.coroutines.running()
         return max(0, self.options.concurrency + self._ahead() - waiting - running)
@@ -155,7 +164,8 @@ class Claimer(Loop):
         if not jobs:
             return 0
         held = self.ledger.add(jobs, sent + self.options.lease)
-        self.events.emit(EventName.JOBS_CLAIMED, queue=queue, ids=[job.id for job in jobs])
+        if self.events.wanted(EventName.JOBS_CLAIMED):
+            self.events.emit(EventName.JOBS_CLAIMED, queue=queue, ids=[job.id for job in jobs])
         if self.stopping.is_set():
             self._give_back(held)
         else:
@@ -182,16 +192,18 @@ class Claimer(Loop):
                 self.settler.submit(held, RELEASED)
 
     def _hand_over(self, helds: Sequence[Held]) -> None:
-        asynchronous = []
+        self.threads.announce = self.coroutines.announce = self.events.wanted(EventName.JOB_STARTED)
+        coroutines = {name for name in {held.job.task for held in helds} if self._is_async(name)}
         for held in helds:
-            task = self.registry.get(held.job.task)
-            if task is not None and task.is_async:
-                asynchronous.append(held)
-            else:
-                # An unknown task too: the runner records it against that job alone.
+            if held.job.task not in coroutines:
                 self.threads.buffer.put(held)
-        if asynchronous:
-            self.coroutines.submit(asynchronous)
+        if coroutines:
+            self.coroutines.submit([held for held in helds if held.job.task in coroutines])
+
+    def _is_async(self, name: str) -> bool:
+        # An unknown task is for a thread: the runner records it against that job alone.
+        task = self.registry.get(name)
+        return task is not None and task.is_async
 
     def _all_drained(self) -> bool:
         return all(self.link.run(status_ops.drained(queue)) for queue in self.queues)

@@ -42,6 +42,7 @@ class CoroutineRunner:
         self.extend = extend
         self.hungry = hungry
         self.low_mark = 0
+        self.announce = True
         self.count = 0
         self.seconds = 0.0
         self._waiting: deque[Held] = deque()
@@ -134,7 +135,7 @@ class CoroutineRunner:
             self.finish(held, RELEASED)
         if start is not Start.RUN:
             return
-        if self.events:
+        if self.announce:
             self.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
         began = time.monotonic()
         outcome, error = await self._call(held, current)

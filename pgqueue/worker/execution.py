@@ -35,6 +35,8 @@ def prepare(registry: Registry, job: Job) -> tuple[BaseTask[..., Any], list[Any]
 
 def check_result(result: object) -> None:
     """TaskError when a plain function returned something that has yet to run: the job would count as done, undone."""
+    if result is None:
+        return
     if inspect.isawaitable(result) or inspect.isgenerator(result):
         if hasattr(result, "close"):
             result.close()
@@ -63,7 +65,7 @@ def _decide(job: Job, error: BaseException) -> Outcome:
 
 def report(events: Bus, held: Held, outcome: Outcome, error: BaseException | None) -> None:
     """Tell subscribers of a failed attempt."""
-    if error is not None and events:
+    if error is not None and events.wanted(EventName.JOB_FAILED):
         events.emit(
             EventName.JOB_FAILED,
             id=held.job.id,

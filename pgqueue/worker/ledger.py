@@ -9,7 +9,9 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from pgqueue.current import CurrentJob
 from pgqueue.job import Job
@@ -45,9 +47,10 @@ class Lease:
 
 
 class Held:
-    """One claimed job."""
+    """One claimed job. Its lock is its own: one for all jobs would make every runner wait for every other, and on a busy
+    machine each such wait costs a turn of the scheduler."""
 
-    __slots__ = ("cancel_requested", "current", "job", "lease", "phase", "stop")
+    __slots__ = ("cancel_requested", "current", "job", "lease", "lock", "phase", "stop")
 
     def __init__(self, job: Job, lease: Lease) -> None:
         self.job = job
@@ -56,10 +59,24 @@ class Held:
         self.current: CurrentJob | None = None
         self.stop: object | None = None
         self.cancel_requested = False
+        self.lock = threading.Lock()
+
+    def move(self, phases: Sequence[Phase], to: Phase) -> bool:
+        """To another phase, if it is in one of these: of several threads that try, one succeeds."""
+        with self.lock:
+            if self.phase not in phases:
+                return False
+            self.phase = to
+            return True
+
+
+_UNDECIDED = (Phase.WAITING, Phase.RUNNING)
+_lease_of = attrgetter("lease")
 
 
 class Ledger:
-    """Thread-safe. All methods are short; none touches the database."""
+    """Thread-safe. All methods are short; none touches the database. Its own lock guards which jobs and leases there are and
+    is taken before the lock of a job, never after."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +101,7 @@ class Ledger:
     def begin(self, held: Held, current: CurrentJob) -> Start:
         """A runner comes to this job. GIVE_BACK makes it submit a release: the lease ran out in the buffer, or the job was
         cancelled there, and nobody else would ever take it up again."""
-        with self._lock:
+        with held.lock:
             if held.phase is not Phase.WAITING:
                 return Start.GONE
             if held.cancel_requested or time.monotonic() >= held.lease.deadline:
@@ -96,38 +113,32 @@ class Ledger:
 
     def take(self, held: Held) -> bool:
         """Decide this job's outcome now; False when somebody else has."""
-        with self._lock:
-            if held.phase not in (Phase.WAITING, Phase.RUNNING):
-                return False
-            held.phase = Phase.SETTLING
-            return True
+        return held.move(_UNDECIDED, Phase.SETTLING)
 
     def take_all(self, *phases: Phase) -> list[Held]:
         """The same for every job that is in one of these phases."""
         with self._lock:
-            taken = [held for held in self._all() if held.phase in phases]
-            for held in taken:
-                held.phase = Phase.SETTLING
-            return taken
+            return [held for held in self._all() if held.move(phases, Phase.SETTLING)]
 
     def finished(self, helds: Iterable[Held]) -> list[int]:
         """The tokens whose last jobs these are, if all of them are written now. Changes nothing."""
-        counts: dict[int, int] = {}
+        counts = Counter(map(_lease_of, helds))
         with self._lock:
-            for held in helds:
-                counts[held.lease.token] = counts.get(held.lease.token, 0) + 1
             return [
-                token
-                for token, count in counts.items()
-                if token in self._leases and len(self._leases[token].held) == count
+                lease.token
+                for lease, count in counts.items()
+                if lease.token in self._leases and len(lease.held) == count
             ]
 
     def remove(self, helds: Iterable[Held]) -> None:
         """These are written, or lost: forget them."""
         with self._lock:
+            touched = set()
             for held in helds:
                 lease = held.lease
                 lease.held.pop(held.job.id, None)
+                touched.add(lease)
+            for lease in touched:
                 if not lease.held:
                     self._leases.pop(lease.token, None)
 
@@ -152,14 +163,11 @@ class Ledger:
 
         Jobs whose outcome is on the way stay: their settle carries the token and finds out by itself.
         """
-        lost = []
+        lost: list[Held] = []
         with self._lock:
             for token in tokens:
                 lease = self._leases.get(token)
-                for held in list(lease.held.values()) if lease else ():
-                    if held.phase in (Phase.WAITING, Phase.RUNNING):
-                        held.phase = Phase.LOST
-                        lost.append(held)
+                lost.extend(held for held in (lease.held.values() if lease else ()) if held.move(_UNDECIDED, Phase.LOST))
         self.remove(lost)
         return lost
 
@@ -176,9 +184,11 @@ class Ledger:
                 [lease.held[i] for i in ids if i in lease.held and not lease.held[i].cancel_requested] if lease else []
             )
             for held in news:
-                held.cancel_requested = True
-                if held.current is not None:
-                    held.current.cancel()
+                with held.lock:
+                    held.cancel_requested = True
+                    current = held.current
+                if current is not None:
+                    current.cancel()
             return news
 
     def _all(self) -> list[Held]:

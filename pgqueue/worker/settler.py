@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import queue
 import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -15,12 +14,13 @@ from pgqueue.events import Bus, EventName
 from pgqueue.failure import PLACEHOLDER
 from pgqueue.ops import settle as settle_ops
 from pgqueue.outcome import Outcome, OutcomeKind
+from pgqueue.worker.inbox import Inbox
 from pgqueue.worker.ledger import Held, Ledger
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
 BATCH = 1000
-WAIT = 0.5
+WAIT = 5.0
 LAST_WRITES = 1.0
 Pending = tuple[Held, Outcome]
 PASSING = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg.errors.ReadOnlySqlTransaction)
@@ -44,9 +44,10 @@ class Settler(Loop):
         self.link = link
         self.ledger = ledger
         self.options = options
-        self._inbox: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
-        self._batch: list[Pending] = []
+        self._inbox: Inbox[Pending] = Inbox()
+        self._batches: dict[str, list[Pending]] = {}
         self.settled = 0
+        self.relieved: Callable[[], None] = _nobody
         self._most = BATCH
 
     def submit(self, held: Held, outcome: Outcome) -> None:
@@ -54,45 +55,35 @@ class Settler(Loop):
         self._inbox.put((held, outcome))
 
     def backlog(self) -> int:
-        """How many outcomes wait: claims stop when it grows."""
-        return self._inbox.qsize() + len(self._batch)
+        """How many outcomes wait: claims stop when it grows, and `relieved` is called when some were written."""
+        return len(self._inbox) + sum(map(len, list(self._batches.values())))
 
     def stop(self) -> None:
         """End once everything submitted is written."""
         super().stop()
-        self._inbox.put(None)
+        self._inbox.ring()
 
     def turn(self) -> None:
-        """Collect a batch and write it. A batch that failed is kept for the next turn."""
-        if not self._batch:
-            self._collect()
-        while self._batch:
+        """Collect a batch and write it, queue by queue. What could not be written is kept for the next turn."""
+        if not self._batches:
+            for pair in self._inbox.take(BATCH, timeout=0.0 if self.stopping.is_set() else WAIT):
+                self._batches.setdefault(pair[0].job.queue, []).append(pair)
+        while self._batches:
             self._write_first_queue()
 
     def finish(self) -> None:
         """Write what is left, for a bounded time: what cannot be written then, the leases cover."""
         end = time.monotonic() + LAST_WRITES
-        while (self._batch or self._inbox.qsize()) and time.monotonic() < end:
+        while self.backlog() and time.monotonic() < end:
             try:
                 self.turn()
             except (*PASSING, PgQueueError):
                 time.sleep(0.05)
         self.link.close()
 
-    def _collect(self) -> None:
-        try:
-            first = self._inbox.get(timeout=WAIT)
-            while first is not None:
-                self._batch.append(first)
-                if len(self._batch) >= BATCH:
-                    return
-                first = self._inbox.get_nowait()
-        except queue.Empty:
-            return
-
     def _write_first_queue(self) -> None:
-        name = self._batch[0][0].job.queue
-        chosen = [pair for pair in self._batch if pair[0].job.queue == name][: self._most]
+        name, waiting = next(iter(self._batches.items()))
+        chosen = waiting[: self._most]
         try:
             self._write(name, chosen)
         except PASSING:
@@ -102,8 +93,10 @@ class Settler(Loop):
             for pair in chosen:
                 self._write_alone(name, pair)
         self._most = min(BATCH, self._most * 2)
-        done = set(map(id, chosen))
-        self._batch = [pair for pair in self._batch if id(pair) not in done]
+        del waiting[: len(chosen)]
+        if not waiting:
+            del self._batches[name]
+        self.relieved()
 
     def _write_alone(self, name: str, pair: Pending) -> None:
         """One outcome that may not be storable: as it is, then without its text, then not at all."""
@@ -131,7 +124,7 @@ class Settler(Loop):
         lost = self.link.run(op)
         self.ledger.remove(helds)
         self.settled += len(helds) - len(lost)
-        if self.events:
+        if self.events.wanted(EventName.JOBS_SETTLED) or self.events.wanted(EventName.JOBS_RELEASED):
             self._tell(name, chosen, {(job.id, job.token) for job in lost})
         if lost:
             self.events.emit(EventName.LEASE_LOST, ids=[job.id for job in lost], during="settle")
@@ -144,6 +137,9 @@ class Settler(Loop):
         for kind, ids in by_kind.items():
             event = EventName.JOBS_RELEASED if kind == OutcomeKind.RELEASE.value else EventName.JOBS_SETTLED
             self.events.emit(event, queue=name, outcome=kind, ids=ids, count=len(ids))
+
+
+def _nobody() -> None: ...
 
 
 def _without_text(held: Held, outcome: Outcome) -> Outcome:

@@ -20,7 +20,8 @@ Extend = Callable[[Job, float], None]
 
 
 class ThreadRunner:
-    """`concurrency` threads. `hungry` is called when the buffer runs low, so that the next claim is under way in time."""
+    """`concurrency` threads. `hungry` is called when the buffer runs low, so that the next claim is under way in time.
+    `announce`, refreshed at every claim, says whether anybody wants to hear of every start."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class ThreadRunner:
         self.hungry = hungry
         self.buffer: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
         self.low_mark = 0
+        self.announce = True
         self._slots = [_Slot(self, number) for number in range(concurrency)]
 
     def start(self) -> None:
@@ -109,7 +111,7 @@ class _Slot:
             runner.finish(held, RELEASED)
         if start is not Start.RUN:
             return
-        if runner.events:
+        if runner.announce:
             runner.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
         outcome, error = self._call(held, current)
         if runner.ledger.take(held):

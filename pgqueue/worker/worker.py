@@ -124,6 +124,7 @@ class Worker:
             hearing=self._hearing,
             fatal=fatal,
         )
+        self.settler.relieved = self.claimer.relieved
         shared: dict[str, Any] = {
             "concurrency": options.concurrency,
             "finish": self.settler.submit,
