@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
-from pgqueue.drivers.execute import run_async, whole_async
+from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
 from pgqueue.job import Job
@@ -82,10 +82,14 @@ class AsyncPgQueue(Core):
     async def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
         if using is None:
-            async with self._pool.connection() as connection, whole_async(connection, atomic):
-                return await run_async(connection, op, self.settings.schema)
-        connection = await async_connection(using)
-        async with whole_async(connection, atomic):
+            async with self._pool.connection() as connection:
+                return await self._run(connection, op, atomic)
+        return await self._run(await async_connection(using), op, atomic)
+
+    async def _run(self, connection: AsyncConnection, op: Op[T], atomic: bool) -> T:
+        if not atomic:
+            return await run_async(connection, op, self.settings.schema)
+        async with whole_async(connection):
             return await run_async(connection, op, self.settings.schema)
 
     async def enqueue(

@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 import psycopg
 
 from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
-from pgqueue.drivers.execute import run, whole
+from pgqueue.drivers.execute import SyncConnection, run, whole
 from pgqueue.drivers.pool import SyncPool
 from pgqueue.drivers.resolve import note_failure, sync_connection
 from pgqueue.job import Job
@@ -93,15 +93,20 @@ class PgQueue(Core):
     def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
         if using is None:
-            with self._pool.connection() as connection, whole(connection, atomic):
-                return run(connection, op, self.settings.schema)
+            with self._pool.connection() as connection:
+                return self._run(connection, op, atomic)
         connection = sync_connection(using)
         try:
-            with whole(connection, atomic):
-                return run(connection, op, self.settings.schema)
+            return self._run(connection, op, atomic)
         except psycopg.Error:
             note_failure(using)
             raise
+
+    def _run(self, connection: SyncConnection, op: Op[T], atomic: bool) -> T:
+        if not atomic:
+            return run(connection, op, self.settings.schema)
+        with whole(connection):
+            return run(connection, op, self.settings.schema)
 
     def enqueue(
         self,

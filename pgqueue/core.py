@@ -109,7 +109,7 @@ class Core:
         """One job of a registered task. Everything is checked before the operation exists."""
         task.check(args, kwargs)
         call = self.call(args, kwargs)
-        return enqueue_ops.enqueue(self.envelope(task.name, options, self._retry_json(task, options)), call)
+        return enqueue_ops.enqueue(self._envelope(task, options), call)
 
     def enqueue_many_op(
         self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls
@@ -120,7 +120,7 @@ class Core:
         """
         chunks = enqueue_ops.chunked(self._calls(task, calls))
         first = list(itertools.islice(chunks, 2))
-        envelope = self.envelope(task.name, options, self._retry_json(task, options))
+        envelope = self._envelope(task, options)
         return enqueue_ops.enqueue_many(envelope, itertools.chain(first, chunks)), len(first) > 1
 
     def enqueue_named_op(
@@ -141,6 +141,14 @@ class Core:
             args, kwargs = split_call(given)
             task.check(args, kwargs)
             yield self.call(args, kwargs)
+
+    def _envelope(self, task: BaseTask[..., Any], options: TaskOptions) -> enqueue_ops.Envelope:
+        if options is not task.defaults or options.headers is not None:  # headers are the caller's, and may change
+            return self.envelope(task.name, options, self._retry_json(task, options))
+        if task.envelope is None:
+            task.envelope = self.envelope(task.name, options, task.retry_json)
+        envelope: enqueue_ops.Envelope = task.envelope
+        return envelope
 
     def _retry_json(self, task: BaseTask[..., Any], options: TaskOptions) -> str | None:
         if options.retry == task.defaults.retry:

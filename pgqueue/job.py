@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pgqueue.payload import decode_args, decode_kwargs, decode_object
@@ -25,8 +25,7 @@ class Job(NamedTuple):
     """One claimed job.
 
     `token` is the fencing token of this claim: every settle checks it, and a handler may use it in its own writes
-    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1. `created_at`
-    is None where the row holds a time that Python cannot, such as infinity.
+    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1.
     """
 
     id: int
@@ -39,7 +38,7 @@ class Job(NamedTuple):
     priority: int
     position: int
     timeout: float | None
-    created_at: datetime | None
+    created_utc: datetime | None
     args_json: str | None
     kwargs_json: str | None
     retry_json: str | None
@@ -49,6 +48,11 @@ class Job(NamedTuple):
         """Without the payload, which may hold secrets."""
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields if not name.endswith("_json"))
         return f"Job({shown})"
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When it was enqueued; None where the row holds a time that Python cannot, such as infinity."""
+        return None if self.created_utc is None else self.created_utc.replace(tzinfo=UTC)
 
     @property
     def args(self) -> list[Any]:

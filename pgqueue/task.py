@@ -85,6 +85,7 @@ class BaseTask(Generic[P, R]):
         self.name = name
         self.defaults = options
         self.is_async = inspect.iscoroutinefunction(function)
+        self.envelope: Any = None  # what the client keeps of the last enqueue with these options
         self.retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import psycopg
@@ -11,7 +12,7 @@ from psycopg.rows import tuple_row
 
 from pgqueue.drivers.arrays import register
 from pgqueue.errors import DatabaseUnavailable, SchemaError
-from pgqueue.ops import Op
+from pgqueue.ops import Op, Rows, Step, Stream
 from pgqueue.sql import statements
 
 T = TypeVar("T")
@@ -19,91 +20,181 @@ SyncConnection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
 
 register()
+IN_FLIGHT = 16
 
 
 def run(connection: SyncConnection, op: Op[T], schema: str) -> T:
     """Run `op` on a sync psycopg connection, through a cursor of our own: the caller's row factory does not matter."""
     texts = statements(schema)
-    with schema_errors(schema), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-        cursor.format = psycopg.pq.Format.BINARY
-        try:
-            step = next(op)
-            while True:
-                try:
-                    cursor.execute(texts[step.name], step.params)
-                    rows = cursor.fetchall() if cursor.description is not None else []
-                except psycopg.Error as error:
-                    step = op.throw(error)
+    cursor = _cursor(connection)
+    try:
+        step = next(op)
+        while True:
+            try:
+                if isinstance(step, Stream):
+                    rows = _stream(connection, step, texts)
                 else:
-                    step = op.send(rows)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            op.close()
+                    cursor.execute(texts[step.name], step.params)
+                    rows = cursor.fetchall() if _has_rows(cursor) else []
+            except psycopg.Error as error:
+                step = op.throw(error)
+            else:
+                step = op.send(rows)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    except psycopg.Error as error:
+        said = in_our_words(error, schema)
+        if said is None:
+            raise
+        raise said from error
+    finally:
+        op.close()
+        cursor.close()
 
 
 async def run_async(connection: AsyncConnection, op: Op[T], schema: str) -> T:
     """The same on an async psycopg connection."""
     texts = statements(schema)
-    with schema_errors(schema):
-        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            cursor.format = psycopg.pq.Format.BINARY
+    cursor = _async_cursor(connection)
+    try:
+        step = next(op)
+        while True:
             try:
-                step = next(op)
-                while True:
-                    try:
-                        await cursor.execute(texts[step.name], step.params)
-                        rows = await cursor.fetchall() if cursor.description is not None else []
-                    except psycopg.Error as error:
-                        step = op.throw(error)
-                    else:
-                        step = op.send(rows)
-            except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
-            finally:
-                op.close()
+                if isinstance(step, Stream):
+                    rows = await _stream_async(connection, step, texts)
+                else:
+                    await cursor.execute(texts[step.name], step.params)
+                    rows = await cursor.fetchall() if _has_rows(cursor) else []
+            except psycopg.Error as error:
+                step = op.throw(error)
+            else:
+                step = op.send(rows)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    except psycopg.Error as error:
+        said = in_our_words(error, schema)
+        if said is None:
+            raise
+        raise said from error
+    finally:
+        op.close()
+        await cursor.close()
 
 
-def whole(connection: SyncConnection, atomic: bool) -> AbstractContextManager[object]:
+def _stream(connection: SyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
+    """In a pipeline where there is more than one statement: one that fails makes the server skip those behind it."""
+    steps, only = _look_ahead(stream)
+    rows: Rows = []
+    with nullcontext() if only else connection.pipeline():
+        for some in _few_at_a_time(steps):
+            sent = []
+            for step in some:
+                cursor = _cursor(connection)
+                cursor.execute(texts[step.name], step.params)
+                _ask_for_the_answer(connection, only)
+                sent.append(cursor)
+            for cursor in sent:
+                rows += cursor.fetchall()
+                cursor.close()
+    return rows
+
+
+async def _stream_async(connection: AsyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
+    """The same on an async connection."""
+    steps, only = _look_ahead(stream)
+    rows: Rows = []
+    async with nullcontext() if only else connection.pipeline():
+        for some in _few_at_a_time(steps):
+            sent = []
+            for step in some:
+                cursor = _async_cursor(connection)
+                await cursor.execute(texts[step.name], step.params)
+                _ask_for_the_answer(connection, only)
+                sent.append(cursor)
+            for cursor in sent:
+                rows += await cursor.fetchall()
+                await cursor.close()
+    return rows
+
+
+def _look_ahead(stream: Stream) -> tuple[Iterator[Step], bool]:
+    """The statements, and whether there is at most one, which needs no pipeline."""
+    steps = iter(stream.steps)
+    first = list(itertools.islice(steps, 2))
+    return itertools.chain(first, steps), len(first) < 2
+
+
+def _few_at_a_time(steps: Iterator[Step]) -> Iterator[Iterator[Step]]:
+    """Bounds what is on its way, and with it the memory that a stream takes."""
+    for step in steps:
+        yield itertools.chain([step], itertools.islice(steps, IN_FLIGHT - 1))
+
+
+def _ask_for_the_answer(connection: SyncConnection | AsyncConnection, only: bool) -> None:
+    # Without this the server keeps its answers, and so an error, until the end of the pipeline.
+    if not only:
+        connection.pgconn.send_flush_request()
+        connection.pgconn.flush()
+
+
+def _cursor(connection: SyncConnection) -> psycopg.Cursor[tuple[Any, ...]]:
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor.format = psycopg.pq.Format.BINARY
+    return cursor
+
+
+def _async_cursor(connection: AsyncConnection) -> psycopg.AsyncCursor[tuple[Any, ...]]:
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    cursor.format = psycopg.pq.Format.BINARY
+    return cursor
+
+
+def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    # Not `description`, which makes a Python object of every column. No result yet: the caller's connection is in pipeline
+    # mode, where fetching waits for it.
+    result = cursor.pgresult
+    return result is None or result.nfields > 0
+
+
+def whole(connection: SyncConnection) -> AbstractContextManager[object]:
     """A transaction around several statements, only where there is none and every statement would commit by itself: in
     autocommit. Elsewhere it would be the caller's commit that we take into our hands."""
-    return connection.transaction() if atomic and _commits_by_itself(connection) else nullcontext()
+    return connection.transaction() if _commits_by_itself(connection) else nullcontext()
 
 
-def whole_async(connection: AsyncConnection, atomic: bool) -> AbstractAsyncContextManager[object]:
+def whole_async(connection: AsyncConnection) -> AbstractAsyncContextManager[object]:
     """The same on an async connection."""
-    return connection.transaction() if atomic and _commits_by_itself(connection) else nullcontext()
+    return connection.transaction() if _commits_by_itself(connection) else nullcontext()
 
 
 def _commits_by_itself(connection: SyncConnection | AsyncConnection) -> bool:
     return connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-@contextmanager
-def schema_errors(schema: str) -> Iterator[None]:
-    """Say in one sentence that the schema is missing, old or out of reach; every other error passes as it is.
+def in_our_words(error: psycopg.Error, schema: str) -> Exception | None:
+    """What says in one sentence that the schema is missing, old or out of reach; None for every other error.
 
     The SQLSTATE decides, never the text of a message.
     """
-    try:
-        yield
-    except (
-        psycopg.errors.InvalidSchemaName,
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.UndefinedColumn,
-        psycopg.errors.UndefinedFunction,
-    ) as error:
-        raise SchemaError(
+    if isinstance(error, _NOT_OUR_SCHEMA):
+        return SchemaError(
             f"schema {schema!r} is missing in this database or does not fit this version of pgqueue: run `pgqueue migrate`"
-        ) from error
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise SchemaError(
-            f"this database role has no right to do this in schema {schema!r}: {first_line(error)}"
-        ) from error
-    except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise DatabaseUnavailable(
+        )
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return SchemaError(f"this database role has no right to do this in schema {schema!r}: {first_line(error)}")
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return DatabaseUnavailable(
             "this server accepts no writes (a standby, or set read-only): connect to the primary"
-        ) from error
+        )
+    return None
+
+
+_NOT_OUR_SCHEMA = (
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedFunction,
+)
 
 
 def first_line(error: psycopg.Error) -> str:

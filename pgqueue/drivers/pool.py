@@ -6,8 +6,8 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -41,22 +41,26 @@ def connect_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def unavailable(settings: Settings) -> Iterator[None]:
+class unavailable:  # noqa: N801 - used as a function is
     """Turn "no server" into DatabaseUnavailable, with the address and without the password."""
-    try:
-        yield
-    except PoolTimeout as error:
-        raise DatabaseUnavailable(
-            f"no connection to {describe(settings.database_url)} within its time: {error}"
-        ) from error
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(
-            f"cannot connect to {describe(settings.database_url)}: {first_line(error)}"
-        ) from error
-    except psycopg.ProgrammingError as error:
-        # libpq repeats pieces of what it cannot read, and one of them may be the password.
-        raise ConfigurationError(UNREADABLE) from error
+
+    __slots__ = ("settings",)
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PoolTimeout):
+            where = describe(self.settings.database_url)
+            raise DatabaseUnavailable(f"no connection to {where} within its time: {error}") from error
+        if isinstance(error, psycopg.OperationalError):
+            where = describe(self.settings.database_url)
+            raise DatabaseUnavailable(f"cannot connect to {where}: {first_line(error)}") from error
+        if isinstance(error, psycopg.ProgrammingError):
+            # libpq repeats pieces of what it cannot read, and one of them may be the password.
+            raise ConfigurationError(UNREADABLE) from error
 
 
 def describe(url: str | None) -> str:
@@ -91,6 +95,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pools)
 
 
+class _Lent:
+    """A connection of a pool, given back at the end of the block. A class, since every enqueue comes through here."""
+
+    __slots__ = ("_connection", "_pool", "_settings")
+
+    def __init__(self, pool: ConnectionPool[SyncConnection], settings: Settings) -> None:
+        self._pool = pool
+        self._settings = settings
+
+    def __enter__(self) -> SyncConnection:
+        with unavailable(self._settings):
+            self._connection = self._pool.getconn()
+        return self._connection
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DatabaseUnavailable):
+            self._connection.close()  # a server that accepts no writes is not asked again over the same connection
+        self._pool.putconn(self._connection)
+
+
 class SyncPool:
     """Connections for sync callers; safe over threads and forks."""
 
@@ -106,19 +130,9 @@ class SyncPool:
         self._lock = threading.Lock()
         self._pool = None
 
-    @contextmanager
-    def connection(self) -> Iterator[SyncConnection]:
-        """A connection in autocommit; DatabaseUnavailable when none can be had."""
-        pool = self._opened()
-        with unavailable(self.settings):
-            connection = pool.getconn()
-        try:
-            yield connection
-        except DatabaseUnavailable:
-            connection.close()  # a server that accepts no writes is not asked again over the same connection
-            raise
-        finally:
-            pool.putconn(connection)
+    def connection(self) -> _Lent:
+        """A connection in autocommit, for the time of a block; DatabaseUnavailable when none can be had."""
+        return _Lent(self._opened(), self.settings)
 
     def _opened(self) -> ConnectionPool[SyncConnection]:
         with self._lock:

@@ -6,7 +6,7 @@ a value. It never sees a connection, so that all control flow exists once for sy
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +32,15 @@ class Step(NamedTuple):
     params: dict[str, Any]
 
 
-Op: TypeAlias = Generator[Step, Rows, T]
+class Stream(NamedTuple):
+    """Statements that do not wait for each other's answers; the answer to all of them is their rows, in order.
 
-__all__ = ["Int8s", "Op", "Rows", "Step", "Texts"]
+    A driver sends one while the server runs the one before: making the next parameters costs no time of its own.
+    """
+
+    steps: Iterable[Step]
+
+
+Op: TypeAlias = Generator[Step | Stream, Rows, T]
+
+__all__ = ["Int8s", "Op", "Rows", "Step", "Stream", "Texts"]

@@ -103,8 +103,8 @@ def claim(
             "lease": lease,
             "worker_id": worker_id,
             "relaxed": relaxed,
-            "floors": list(floors),
-            "ceilings": list(ceilings),
+            "floors": Int8s(floors),
+            "ceilings": Int8s(ceilings),
             "after": Int8s(after),
         }
         try:

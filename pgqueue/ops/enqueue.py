@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from pgqueue.ops import Op, Step, Texts
+from pgqueue.ops import Op, Step, Stream, Texts
 
 CHUNK_JOBS = 5_000
-CHUNK_BYTES = 8 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
 Call = tuple[str | None, str | None]
-Chunk = tuple[Texts, Texts]
+Chunk = tuple[Texts, Texts | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +31,11 @@ class Envelope:
     headers: str | None = None
     channel: str | None = None
     prefix: str = ""
+    params: dict[str, object] = field(init=False, repr=False, compare=False)
+    """What every enqueue statement is given."""
 
-    def params(self) -> dict[str, object]:
-        """The parameters that every enqueue statement shares."""
-        return {
+    def __post_init__(self) -> None:
+        params = {
             "queue": self.queue,
             "task": self.task,
             "priority": self.priority,
@@ -46,11 +48,12 @@ class Envelope:
             "channel": self.channel,
             "prefix": self.prefix,
         }
+        object.__setattr__(self, "params", params)
 
 
 def enqueue(envelope: Envelope, call: Call) -> Op[int]:
     """Insert one job; returns its id."""
-    rows = yield Step("job_enqueue", {**envelope.params(), "args": call[0], "kwargs": call[1]})
+    rows = yield Step("job_enqueue", {**envelope.params, "args": call[0], "kwargs": call[1]})
     return int(rows[0][0])
 
 
@@ -59,12 +62,10 @@ def enqueue_many(envelope: Envelope, chunks: Iterable[Chunk]) -> Op[list[int]]:
 
     All or nothing only where there is one chunk, or where the caller runs it in a transaction.
     """
-    ids: list[int] = []
-    shared = envelope.params()
-    for args, kwargs in chunks:
-        rows = yield Step("job_enqueue_many", {**shared, "args": args, "kwargs": kwargs})
-        ids.extend(rows[0][0])
-    return ids
+    rows = yield Stream(
+        Step("job_enqueue_many", {**envelope.params, "args": args, "kwargs": kwargs}) for args, kwargs in chunks
+    )
+    return list(itertools.chain.from_iterable(row[0] for row in rows))
 
 
 def chunked(calls: Iterable[Call]) -> Iterator[Chunk]:
@@ -75,7 +76,12 @@ def chunked(calls: Iterable[Call]) -> Iterator[Chunk]:
         kwargs.append(call[1])
         size += len(call[0] or "") + len(call[1] or "")
         if len(args) >= CHUNK_JOBS or size >= CHUNK_BYTES:
-            yield args, kwargs
+            yield _chunk(args, kwargs)
             args, kwargs, size = Texts(), Texts(), 0
     if args:
-        yield args, kwargs
+        yield _chunk(args, kwargs)
+
+
+def _chunk(args: Texts, kwargs: Texts) -> Chunk:
+    """Without keywords where no call has any, which is the rule; the other array says how many jobs there are."""
+    return args, kwargs if any(kwargs) else None

@@ -10,11 +10,11 @@
 -- run_at IS NULL: a row written by hand may have a place in line and a time; the time counts.
 -- least(): such a row may also have the largest attempt there is, and must not fail the whole claim.
 -- lease_id and attempt are in no index: the update stays on its page (HOT).
--- CASE around created_at: a time beyond Python's years (infinity, written by hand) must not make the whole batch unreadable.
+-- created_at in UTC, without a zone: the client would ask the session's zone about every single row. CASE around it: a time beyond Python's years (infinity, written by hand) must not make the whole batch unreadable.
 -- relaxed: a lost claim is a redelivery, so it needs no fsync; set for this transaction only, and never in a caller's.
 WITH ready AS MATERIALIZED (
     SELECT j.id
-    FROM unnest(%(floors)b::int2[], %(ceilings)b::int2[], %(after)b::int8[]) AS span(floor, ceiling, after)
+    FROM unnest(%(floors)b::int8[]::int2[], %(ceilings)b::int8[]::int2[], %(after)b::int8[]) AS span(floor, ceiling, after)
     CROSS JOIN LATERAL (
         SELECT id
         FROM {schema}.job
@@ -41,7 +41,7 @@ SET lease_id = granted.id, attempt = least(j.attempt, 2147483646) + 1
 FROM granted
 WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM ready))
 RETURNING j.id, j.queue, j.task, j.lease_id, j.attempt, j.max_attempts, j.lost, j.priority, j.position, j.timeout,
-          CASE WHEN j.created_at >= '0001-01-02' AND j.created_at < '9999-12-30' THEN j.created_at END,
+          CASE WHEN j.created_at >= '0001-01-02' AND j.created_at < '9999-12-30' THEN j.created_at AT TIME ZONE 'UTC' END,
           j.args::text, j.kwargs::text, j.retry::text, j.headers::text
 
 -- name: lease_extend

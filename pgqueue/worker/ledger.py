@@ -167,7 +167,9 @@ class Ledger:
         with self._lock:
             for token in tokens:
                 lease = self._leases.get(token)
-                lost.extend(held for held in (lease.held.values() if lease else ()) if held.move(_UNDECIDED, Phase.LOST))
+                lost.extend(
+                    held for held in (lease.held.values() if lease else ()) if held.move(_UNDECIDED, Phase.LOST)
+                )
         self.remove(lost)
         return lost
 
