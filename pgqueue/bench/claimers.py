@@ -1,6 +1,6 @@
 """Many claimers on one queue: processes with a connection each, that claim and complete as fast as they can.
 
-Run as ``python -m pgqueue.bench.claimers NUMBER``; it forks before there is any thread. The parent prints the rate.
+Run as ``python -m pgqueue.bench.claimers NUMBER QUEUES``; it forks before there is any thread. The parent prints the rate.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ BATCH = 20
 NUMBERS = (1, 4, 16, 64)
 
 
-def claimers(stage: Stage, number: int) -> Metrics:
-    """Jobs per second through `number` claimers together."""
-    jobs = stage.jobs(60_000, least=2000)
+def claimers(stage: Stage, number: int, *, apart: bool = False) -> Metrics:
+    """Jobs per second through `number` claimers; `apart`: each on a queue of its own, so that none meets another."""
+    queues = number if apart else 1
+    jobs = stage.jobs(60_000, least=2000, unit=queues)
     with stage.database() as url:
-        preload(url, PLAIN, jobs)
+        for queue in range(queues):
+            preload(url, PLAIN, jobs // queues, queue=_queue(queue))
         stage.settle()
         done = subprocess.run(
-            [sys.executable, "-m", "pgqueue.bench.claimers", str(number)],
+            [sys.executable, "-m", "pgqueue.bench.claimers", str(number), str(queues)],
             env={**os.environ, **worker_environment(url)},
             capture_output=True,
             text=True,
@@ -45,15 +47,19 @@ def claimers(stage: Stage, number: int) -> Metrics:
     return {"jobs/s": jobs / float(done.stdout)}
 
 
-def main(number: int) -> None:
+def _queue(number: int) -> str:
+    return f"bench{number}"
+
+
+def main(number: int, queues: int) -> None:
     """Fork, connect, begin together, and print the seconds from the beginning until the last has found nothing."""
     waiting: list[tuple[int, int]] = []
     children: list[int] = []
-    for _ in range(number):
+    for claimer in range(number):
         ready, go = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
-            _claim_all(ready[1], go[0])
+            _claim_all(_queue(claimer % queues), ready[1], go[0])
         waiting.append((ready[0], go[1]))
         children.append(child)
     for ready_end, _ in waiting:
@@ -66,14 +72,14 @@ def main(number: int) -> None:
     sys.exit(1 if failed else 0)
 
 
-def _claim_all(ready: int, go: int) -> None:
+def _claim_all(queue: str, ready: int, go: int) -> None:
     status = 1
     try:
         pq = PgQueue(pool_size=1)
         pq.workers()
         os.write(ready, b"r")
         os.read(go, 1)
-        while jobs := pq.claim("bench", limit=BATCH):
+        while jobs := pq.claim(queue, limit=BATCH):
             pq.complete(jobs)
         status = 0
     finally:
@@ -81,4 +87,4 @@ def _claim_all(ready: int, go: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

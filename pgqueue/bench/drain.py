@@ -43,10 +43,10 @@ def timed(
     return number / (end - first), [each / max(1e-9, b - a) for a, b in itertools.pairwise(tenths)]
 
 
-def preload(url: str, task: str, number: int) -> None:
+def preload(url: str, task: str, number: int, *, queue: str = "bench") -> None:
     """Enqueue `number` no-op jobs."""
     with PgQueue(url) as pq:
-        pq.task(name=task, queue="bench")(_nothing).enqueue_many((message(n),) for n in range(number))
+        pq.task(name=task, queue=queue)(_nothing).enqueue_many((message(n),) for n in range(number))
 
 
 def drain(

@@ -16,6 +16,7 @@ PLAIN_ONE = "plain, 1 process, archive"
 PLAIN_NO_ARCHIVE = "plain, 1 process, no archive"
 RAW_LOOP = "claim and complete, batches of 100, no archive"
 BULKS = (10, 1000, 100_000)
+APART = max(claimers.NUMBERS)
 
 
 def _case(measurement: str, variant: str, run: Callable[..., Metrics], *args: object, **options: object) -> Case:
@@ -86,7 +87,8 @@ def _snapshot() -> list[Case]:
 def _growth() -> list[Case]:
     curves = [_case("growth", curve.name, growth.measure, curve, rounds=1, curve=True) for curve in growth.CURVES]
     many = [_case("claimers", f"{number} claimers", claimers.claimers, number) for number in claimers.NUMBERS]
-    return [*curves, *many]
+    alone = _case("claimers", f"{APART} claimers, a queue each", claimers.claimers, APART, apart=True, system=FLOOR)
+    return [*curves, *many, alone]
 
 
 def cases() -> list[Case]:
@@ -120,11 +122,13 @@ def _rates() -> list[Comparison]:
     bare, ours = key("enqueue", SINGLE, FLOOR), key("enqueue", SINGLE)
     worker, loop = key("drain", PLAIN_NO_ARCHIVE), key("drain", RAW_LOOP, FLOOR)
     many, few = key("claimers", "64 claimers"), key("claimers", "4 claimers")
+    apart = key("claimers", f"{APART} claimers, a queue each", FLOOR)
     return [
         _target("enqueue: pgqueue's time / a bare INSERT's", bare, ours, 1.3, 1.1, at_most=True),
         _target("bulk enqueue / a bare COPY", key("enqueue", BULK), key("enqueue", BULK, FLOOR), 0.8, 0.9),
         _target("drain without archive / the raw loop", worker, loop, 0.6, 0.8),
         _target("64 claimers / 4", many, few, 0.7, 0.9),
+        _target("64 claimers on one queue / on a queue each", many, apart, 0.0, 0.9),
     ]
 
 
