@@ -31,7 +31,7 @@ from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
 T = TypeVar("T")
 Jobs = Job | Iterable[Job]
 MAINTENANCE_PERIOD = 1.0
-SOON = 3.0
+SOON = 5.0
 """Jobs that are due within this many seconds are announced: workers look for due jobs less often than that."""
 
 

@@ -97,7 +97,7 @@ WITH locked AS MATERIALIZED (
 SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END,
        CASE WHEN %(channel)s::text IS NOT NULL AND EXISTS (SELECT 1 FROM asked WHERE delay <= 0)
             THEN pg_notify(%(channel)s::text, %(queue)s::text) END,
-       CASE WHEN %(channel)s::text IS NOT NULL AND EXISTS (SELECT 1 FROM asked WHERE delay > 0 AND delay < 3)
+       CASE WHEN %(channel)s::text IS NOT NULL AND EXISTS (SELECT 1 FROM asked WHERE delay > 0 AND delay < 5)
             THEN pg_notify(%(channel)s::text, 'due ' || %(queue)s::text) END
 FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
 

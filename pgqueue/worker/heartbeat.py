@@ -45,12 +45,14 @@ class Heartbeat(Loop):
         self._asked = threading.Event()
 
     def turn(self) -> None:
-        """Beat if it is time; then wait a little."""
+        """Beat if it is time; then wait for the next beat, or for the end of a lease if that comes first."""
         self._fence()
         if time.monotonic() >= self._next or self._asked.is_set():
             self._asked.clear()
             self._next = time.monotonic() + (self.options.beat_every if self._beat() else SOON)
-        self._asked.wait(min(0.5, self.options.beat_every, max(0.01, self._next - time.monotonic())))
+        # A lease that is claimed meanwhile ends later than the next beat.
+        until = min(self._next, self.ledger.first_deadline())
+        self._asked.wait(min(self.options.beat_every, max(0.01, until - time.monotonic())))
 
     def ask(self) -> None:
         """Beat now: somebody asked for a cancellation."""

@@ -7,6 +7,7 @@ shutdown with a release, the heartbeat that lost its lease) decides.
 from __future__ import annotations
 
 import enum
+import math
 import threading
 import time
 from collections import Counter
@@ -165,11 +166,9 @@ class Ledger:
         """
         lost: list[Held] = []
         with self._lock:
-            for token in tokens:
-                lease = self._leases.get(token)
-                lost.extend(
-                    held for held in (lease.held.values() if lease else ()) if held.move(_UNDECIDED, Phase.LOST)
-                )
+            for lease in filter(None, map(self._leases.get, tokens)):
+                lease.deadline = math.inf  # what stays is being written: nothing is left that could be lost
+                lost.extend(held for held in lease.held.values() if held.move(_UNDECIDED, Phase.LOST))
         self.remove(lost)
         return lost
 
@@ -177,6 +176,11 @@ class Ledger:
         """Tokens of leases that could not be renewed in time."""
         with self._lock:
             return [lease.token for lease in self._leases.values() if lease.deadline <= now]
+
+    def first_deadline(self) -> float:
+        """When the first lease ends that is not renewed; infinity where none is held."""
+        with self._lock:
+            return min((lease.deadline for lease in self._leases.values()), default=math.inf)
 
     def request_cancel(self, token: int, ids: Iterable[int]) -> list[Held]:
         """Cancellation was asked for; returns the jobs that did not know yet."""

@@ -22,16 +22,17 @@ from pgqueue.drivers.pool import connect_options, database_url, unavailable
 from pgqueue.ops import Op
 
 T = TypeVar("T")
-TICK = 0.25
+LONGEST_SLEEP = 60.0
 
 
 class Watchdog:
-    """One thread that watches the round trips of all links of a worker."""
+    """One thread that watches the round trips of all links of a worker; it sleeps until the first deadline."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._watched: dict[int, tuple[float, int]] = {}
-        self._stop = threading.Event()
+        self._sleeps_until = 0.0
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="pgqueue-watchdog", daemon=True)
 
     def start(self) -> None:
@@ -40,27 +41,37 @@ class Watchdog:
 
     def stop(self) -> None:
         """Stop watching; a second call does nothing."""
-        self._stop.set()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
 
     @contextmanager
     def watching(self, connection: SyncConnection, seconds: float) -> Iterator[None]:
         """Cut `connection` unless the block ends within `seconds`."""
         key = id(connection)
-        with self._lock:
-            self._watched[key] = (time.monotonic() + seconds, connection.fileno())
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._watched[key] = (deadline, connection.fileno())
+            if deadline < self._sleeps_until:
+                self._changed.notify()
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._watched.pop(key, None)
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK):
-            now = time.monotonic()
-            with self._lock:
-                for key in [key for key, (deadline, _) in self._watched.items() if deadline < now]:
+        with self._changed:
+            while not self._stopped:
+                now = time.monotonic()
+                for key in [key for key, (deadline, _) in self._watched.items() if deadline <= now]:
                     # Under the lock the block has not ended, so the descriptor is still this connection's.
                     self._cut(self._watched.pop(key)[1])
+                # Nearly every deadline has passed unneeded when it comes: one sleep covers a thousand round trips.
+                self._sleeps_until = min(
+                    (deadline for deadline, _ in self._watched.values()), default=now + LONGEST_SLEEP
+                )
+                self._changed.wait(max(0.0, self._sleeps_until - now))
 
     @staticmethod
     def _cut(descriptor: int) -> None:

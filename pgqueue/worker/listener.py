@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import selectors
+import socket
 import time
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,7 +16,6 @@ from pgqueue.events import Bus
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
-SLICE = 0.5
 PROBE_EVERY = 30.0
 
 
@@ -61,19 +62,37 @@ class Listener(Loop):
         }
         self._listening = False
         self._probed = 0.0
+        self._bell, self._rope = socket.socketpair()
+
+    def stop(self) -> None:
+        """End now; a second call does nothing."""
+        if not self.stopping.is_set():
+            super().stop()
+            self._rope.close()  # which the other end can be read for
 
     def turn(self) -> None:
-        """Wait for notifications for a while."""
+        """Hear what has come, or wait for more."""
         connection = self.link.connection()
         if not self._listening:
             self._begin(connection)
-        for notification in connection.notifies(timeout=SLICE, stop_after=1):
+        heard = False
+        for notification in connection.notifies(timeout=0):
+            heard = True
             meaning = self._meanings.get(notification.payload)
             if meaning is not None:
                 meaning()
         if time.monotonic() - self._probed > PROBE_EVERY:
             # A connection that a firewall dropped silently looks like a quiet one.
             self._execute(connection, sql.SQL("SELECT 1"))
+        elif not heard and self.started.is_set():
+            self._wait(connection)
+
+    def _wait(self, connection: SyncConnection) -> None:
+        # Not in psycopg, which looks up ten times a second while it waits.
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._bell, selectors.EVENT_READ)
+            selector.select(max(0.0, self._probed + PROBE_EVERY - time.monotonic()) + 0.001)
 
     def give_up(self) -> None:
         """Listen anew on the next connection."""
@@ -84,6 +103,7 @@ class Listener(Loop):
         """Close the connection."""
         self.hearing = False
         self.link.close()
+        self._bell.close()
 
     def _begin(self, connection: SyncConnection) -> None:
         self._execute(connection, sql.SQL("LISTEN {}").format(sql.Identifier(self.channel)))

@@ -17,8 +17,9 @@ from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
 PERIOD = 1.0
-QUIET_PERIOD = 2.0
-"""While notifications come through, what is due soon is announced, and only leases shorter than this could end unseen."""
+QUIET_PERIOD = 4.0
+"""While notifications come through, what is due within `pgqueue.core.SOON` is announced, and the end of every longer lease
+is seen beforehand. Never more than a fifth of the worker's own lease."""
 REPAIR_EVERY = 60.0
 ARCHIVE_EVERY = 3600.0
 
@@ -35,6 +36,7 @@ class Maintenance(Loop):
         queues: Sequence[str],
         settings: Settings,
         channel: str | None,
+        lease: float,
         events: Bus,
         wake: Callable[[], None],
         hearing: Callable[[], bool],
@@ -45,6 +47,7 @@ class Maintenance(Loop):
         self.queues = queues
         self.settings = settings
         self.channel = channel
+        self.quiet_period = min(QUIET_PERIOD, max(PERIOD, lease / 5))
         self.wake = wake
         self.hearing = hearing
         self._poked = threading.Event()
@@ -54,7 +57,7 @@ class Maintenance(Loop):
     def turn(self) -> None:
         """Look at every queue, then wait for the next due time or the period, whichever is first."""
         self._poked.clear()
-        pause = (QUIET_PERIOD if self.hearing() else PERIOD) * random.uniform(0.8, 1.0)
+        pause = (self.quiet_period if self.hearing() else PERIOD) * random.uniform(0.8, 1.0)
         failure: Exception | None = None
         for queue in self.queues:
             try:

@@ -150,7 +150,15 @@ class Worker:
         """What a worker could do without for a while: upkeep, and the ears."""
         app, wake = self.app, self.claimer.wake
         upkeep = Maintenance(
-            self._link(), self.queues, app.settings, app.channel, self.events, wake, self._hearing, self._fatal
+            self._link(),
+            self.queues,
+            app.settings,
+            app.channel,
+            self.options.lease,
+            self.events,
+            wake,
+            self._hearing,
+            self._fatal,
         )
         if not app.channel:
             return [upkeep]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime
 
@@ -77,3 +78,14 @@ def test_a_token_is_finished_with_its_last_job() -> None:
     assert ledger.finished([two]) == [1]
     ledger.remove([two])
     assert (len(ledger), ledger.tokens()) == (0, {})
+
+
+def test_an_outcome_that_cannot_be_written_yet_does_not_keep_the_heartbeat_awake() -> None:
+    ledger = Ledger()
+    waiting, settling = ledger.add([make(1), make(2)], time.monotonic() - 1)
+    assert ledger.take(settling)
+    assert ledger.first_deadline() < time.monotonic()
+    assert ledger.lose(ledger.expired(time.monotonic())) == [waiting]
+    assert ledger.first_deadline() == math.inf
+    assert ledger.expired(time.monotonic()) == []
+    assert ledger.finished([settling]) == [1]

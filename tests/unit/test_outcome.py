@@ -33,7 +33,7 @@ def make_job(attempt: int = 1, max_attempts: int = 3, retry_json: str | None = t
         priority=0,
         position=1,
         timeout=None,
-        created_at=datetime.now(UTC),
+        created_utc=datetime.now(UTC),
         args_json=None,
         kwargs_json=None,
         retry_json=retry_json,
