@@ -135,8 +135,8 @@ def _sort(jobs: list[Job]) -> None:
 
 
 def extend(queue: str, pairs: Iterable[tuple[int, int]], *, lease: float) -> Op[set[int]]:
-    """Move the end of the leases of these (id, token) pairs; returns the ids that are still held."""
-    ids, tokens = zip(*pairs, strict=True)
+    """Move the end of the leases of these (id, token) pairs, each id once; returns the ids that are still held."""
+    ids, tokens = zip(*sorted(pairs), strict=True)  # the statement finds the token of an id by binary search
     rows = yield Step(
         "lease_extend",
         {

@@ -56,10 +56,11 @@ def _writes(settlements: Sequence[Settlement]) -> Iterator[tuple[OutcomeKind, _W
 
 
 def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
-    """Parts in which an id stands once, since the statements compare id and token by place; and not too long, since that
-    comparison costs the square of the length. The same claim named twice is settled once."""
-    if len(settlements) <= PART and len({job.id for job, _ in settlements}) == len(settlements):
-        return [list(settlements)]
+    """Parts in which an id stands once, in ascending order, since the statements find the token of an id by binary search;
+    and not too long. The same claim named twice is settled once."""
+    ids = [job.id for job, _ in settlements]
+    if len(ids) <= PART and len(set(ids)) == len(ids):
+        return [list(settlements) if ids == sorted(ids) else sorted(settlements, key=_id)]
     parts: list[dict[int, Settlement]] = []
     seen: set[tuple[int, int]] = set()
     for pair in settlements:
@@ -73,7 +74,11 @@ def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]
                 break
         else:
             parts.append({job.id: pair})
-    return [list(part.values()) for part in parts]
+    return [sorted(part.values(), key=_id) for part in parts]
+
+
+def _id(pair: Settlement) -> int:
+    return pair[0].id
 
 
 def _pairs(chosen: Sequence[Settlement]) -> dict[str, Any]:

@@ -56,5 +56,5 @@ WITH extended AS (
 SELECT array_agg(id)
 FROM {schema}.job
 WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-  AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+  AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
   AND lease_id IN (SELECT id FROM extended)

@@ -1,5 +1,7 @@
 -- Every statement here is fenced: a row is touched only while its lease_id is the token that came with its id. The pair is
--- compared position by position, since one caller may hold an old and a new token at once. ids are unique per statement.
+-- compared position by position, since one caller may hold an old and a new token at once. ids are unique and ascending:
+-- width_bucket finds the place of an id by binary search; array_position, reading from the start, took half of the time of a
+-- completion of a thousand.
 -- The answer is how many were accepted, and which only when some were not: nearly always all are, and reading their ids back
 -- would cost the client as much as sending them.
 
@@ -12,13 +14,13 @@
 WITH gone AS (
     DELETE FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+      AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
     RETURNING *
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
     SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, %(state)s::text,
-           (%(reasons)b::text[])[array_position(%(ids)b::int8[], id)], created_at, clock_timestamp()
+           (%(reasons)b::text[])[width_bucket(id, %(ids)b::int8[])], created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
 ), freed AS (
@@ -61,7 +63,7 @@ WITH locked AS MATERIALIZED (
     SELECT id, cancel_requested
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+      AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
     ORDER BY id
     FOR UPDATE
 ), asked AS (
@@ -107,7 +109,7 @@ WITH locked AS MATERIALIZED (
     SELECT id, cancel_requested
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+      AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
     ORDER BY id
     FOR UPDATE
 ), asked AS (
@@ -149,7 +151,7 @@ WITH locked AS MATERIALIZED (
     SELECT id, cancel_requested
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
-      AND lease_id = (%(tokens)b::int8[])[array_position(%(ids)b::int8[], id)]
+      AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
     ORDER BY id
     FOR UPDATE
 ), gone AS (

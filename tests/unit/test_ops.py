@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -236,3 +238,18 @@ def test_every_statement_is_used_and_every_statement_that_is_used_exists() -> No
     for path in folder.rglob("*.py"):
         used |= set(re.findall(r'Step\(\s*"(\w+)"', path.read_text(encoding="utf-8")))
     assert used == set(TEXTS)
+
+
+@pytest.mark.parametrize("size", [3, 900, 2500])
+def test_every_settle_names_its_ids_once_in_ascending_order_beside_their_tokens(size: int) -> None:
+    wanted = [(job(number % (size - 1), token=5 + number % 3), Outcome(kind)) for number, kind in zip(
+        range(size), itertools.cycle(OutcomeKind), strict=False)]  # fmt: skip
+    random.Random(7).shuffle(wanted)
+    steps, _ = drive(settle.settle("q", wanted, options=OPTIONS), itertools.repeat([(10**6, None)]))
+    pairs = []
+    for step in steps:
+        ids, tokens = step.params["ids"], step.params["tokens"]
+        assert list(ids) == sorted(set(ids))
+        assert len(ids) <= settle.PART
+        pairs += list(zip(ids, tokens, strict=True))
+    assert sorted(pairs) == sorted({(claimed.id, claimed.token) for claimed, _ in wanted})
