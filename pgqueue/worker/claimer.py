@@ -23,7 +23,9 @@ from pgqueue.worker.threads import ThreadRunner
 
 AHEAD = 0.05
 """Seconds of work to hold in the buffer: more would take fast jobs from other workers, less would leave runners waiting."""
-MOST_AHEAD = 1000
+MOST_AHEAD = 4000
+PER_CLAIM = 1000
+"""A claim that is decoded holds the interpreter: four small ones let the runners in between."""
 BACKLOG = 5000
 HOARD = 1.0
 HEARING = 5
@@ -67,7 +69,7 @@ class Claimer(Loop):
         self._hints = {queue: claim_ops.LowWater() for queue in queues}
         self._seen = (0, 0.0)
         self._average: float | None = None
-        self._most = MOST_AHEAD
+        self._most = PER_CLAIM
         self._held_up = False
         self._moved = (0, time.monotonic())
 
@@ -98,10 +100,14 @@ class Claimer(Loop):
         self._give_back_hoard()
         room = self._room()
         taken = 0
+        more = False
         for queue in self.queues:
             if taken < room and not self.stopping.is_set():
-                taken += self._claim(queue, room - taken)
-        if self.stopping.is_set() or (taken and taken == room and self._room() > 0):
+                asked = min(room - taken, self._most)
+                got = self._claim(queue, asked)
+                taken += got
+                more = more or got == asked
+        if self.stopping.is_set() or (more and self._room() > 0):
             return
         if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
             self.drained()
@@ -148,19 +154,19 @@ class Claimer(Loop):
         self.threads.low_mark = self.coroutines.low_mark = ahead // 2
         return ahead
 
-    def _claim(self, queue: str, room: int) -> int:
+    def _claim(self, queue: str, limit: int) -> int:
         sent = time.monotonic()
         jobs = self.link.run(
             claim_ops.claim(
                 queue,
-                min(room, self._most),
+                limit,
                 lease=self.options.lease,
                 low_water=self._hints[queue],
                 worker_id=self.worker_id,
                 relaxed=True,
             )
         )
-        self._most = min(MOST_AHEAD, self._most * 2)
+        self._most = min(PER_CLAIM, self._most * 2)
         if not jobs:
             return 0
         held = self.ledger.add(jobs, sent + self.options.lease)

@@ -12,7 +12,7 @@ from pgqueue.worker import claimer as claimer_module
 from tests.waiting import wait_until
 from tests.workers import PATIENCE, running, wait_for_count
 
-JOBS = 2000
+JOBS = 12_000
 
 
 def test_claims_go_on_when_the_outcomes_that_held_them_up_are_written(
