@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pgqueue.bench import claimers, drain, enqueue, growth, latency, life_cycle, snapshot
+from pgqueue.bench import bare, claimers, drain, enqueue, growth, latency, life_cycle, snapshot
 from pgqueue.bench.app import ASYNC, PLAIN
 from pgqueue.bench.values import Case, Comparison, Key, Metrics
 
@@ -50,6 +50,7 @@ def _life_cycle() -> list[Case]:
     return [
         *(case(f"batches of {batch}, archive", life_cycle.life_cycle, batch) for batch in life_cycle.BATCHES),
         case("batches of 100, no archive", life_cycle.life_cycle, 100, archive=False),
+        case("three bare statements, batches of 100", bare.bare_life_cycle, 100, system=FLOOR),
     ]
 
 
