@@ -51,7 +51,7 @@ class AsyncTask(BaseTask[P, R], Generic[P, R]):
 
     def options(self, **changes: Any) -> AsyncTask[P, R]:
         """As Task.options."""
-        return AsyncTask(self.app, self.function, self.name, self.defaults.changed(changes))
+        return AsyncTask(self.app, self.function, self.name, self.defaults.for_call(changes))
 
 
 class AsyncPgQueue(Core):

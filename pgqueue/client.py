@@ -62,7 +62,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
 
     def options(self, **changes: Any) -> Task[P, R]:
         """The same task with other options for the calls made on the copy; see TaskOptions."""
-        return Task(self.app, self.function, self.name, self.defaults.changed(changes))
+        return Task(self.app, self.function, self.name, self.defaults.for_call(changes))
 
 
 class PgQueue(Core):

@@ -130,8 +130,8 @@ class Core:
         validate_name("task", name)
         task = self.tasks.get(name)
         if task is not None:
-            return self.enqueue_op(task, task.defaults.changed(options), args, kwargs)
-        chosen = TaskOptions().changed(options)
+            return self.enqueue_op(task, task.defaults.for_call(options), args, kwargs)
+        chosen = TaskOptions().for_call(options)
         call = self.call(args, kwargs)
         retry_json = None if chosen.retry == DEFAULT_POLICY else retry_policies.to_json(chosen.retry)
         return enqueue_ops.enqueue(self.envelope(name, chosen, retry_json), call)

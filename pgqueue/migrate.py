@@ -98,7 +98,7 @@ def script(schema: str = "pgqueue", revision: str = "head") -> str:
         return ""
     text = io.StringIO()
     config = _config(schema, output=text)
-    config.attributes["prologue"] = (_lock_statement(schema), _create_schema_statement(schema))
+    config.attributes["prologue"] = (lock_statement(schema), _create_schema_statement(schema))
     with _alembic_is_not_thread_safe:
         command.upgrade(config, revision, sql=True)
     return text.getvalue()
@@ -174,7 +174,7 @@ def _take_turn(connection: Connection, dsn: str, schema: str, patience: float) -
     # A role's statement_timeout is meant for its queries; it would end this wait, or the build of an index, halfway.
     connection.exec_driver_sql("SELECT set_config('statement_timeout', '0', true)")
     try:
-        connection.exec_driver_sql(_lock_statement(schema))
+        connection.exec_driver_sql(lock_statement(schema))
     except DBAPIError as error:
         if isinstance(error.orig, LockNotAvailable):
             message = f"another migration of schema {schema!r} in {describe(dsn)} is still running"
@@ -258,7 +258,8 @@ def _set_lock_timeout(connection: Connection, seconds: float) -> None:
     connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, true)", (f"{milliseconds}ms",))
 
 
-def _lock_statement(schema: str) -> str:
+def lock_statement(schema: str) -> str:
+    """Waits until no other migration of `schema` runs; the lock ends with the transaction."""
     return f"SELECT pg_advisory_xact_lock(hashtextextended('pgqueue migrate {schema}', 0))"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -15,6 +16,8 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from pgqueue.config import validate_url
+from pgqueue.drivers.pool import primary_only
 from pgqueue.errors import ConfigurationError, DatabaseUnavailable, PgQueueError, SchemaError
 from pgqueue.tables import VERSION_TABLE
 
@@ -53,6 +56,7 @@ def database_error(error: BaseException) -> psycopg.Error | None:
 
 def describe(dsn: str) -> str:
     """Which database a DSN leads to, without user and password; ConfigurationError when it cannot be read."""
+    validate_url(dsn)
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -67,7 +71,8 @@ def describe(dsn: str) -> str:
 def _connect(dsn: str, read_only: bool) -> psycopg.Connection:
     describe(dsn)
     # prepare_threshold: a pooler in transaction mode may run the next statement in a session that prepared nothing.
-    connection = psycopg.connect(dsn, prepare_threshold=None, fallback_application_name="pgqueue migrate")
+    options: dict[str, Any] = {"fallback_application_name": "pgqueue migrate", **primary_only(dsn)}
+    connection = psycopg.connect(dsn, prepare_threshold=None, **options)
     if read_only:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True

@@ -16,6 +16,7 @@ RELEASE is the worker's own answer when it stops before a job has started: nothi
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,13 +99,15 @@ class Outcome:
     """The decision about one run.
 
     `delay` is in seconds, for RETRY and SNOOZE. `error_json` is the entry for the job's errors, for RETRY and DEAD.
-    `reason` is one line of at most 500 bytes, always there for DEAD.
+    `reason` is one line of at most 500 bytes, always there for DEAD. `steered`: the handler itself asked for the retry and
+    named its delay, so this run says nothing about the health of anything.
     """
 
     kind: OutcomeKind
     delay: float = 0.0
     error_json: str | None = None
     reason: str | None = None
+    steered: bool = False
 
 
 COMPLETED = Outcome(OutcomeKind.COMPLETED)
@@ -132,11 +135,10 @@ def _decide(job: Job, error: BaseException, random: float) -> Outcome:
     failure = describe(error)
     if _is(error, DeadLetter):
         return _dead(job, failure)
-    delay = from_json(job.retry_json).delay(job.attempt, random)
     if _is(error, Retry) and error.delay is not None:
         with suppress(ConfigurationError):  # set by hand after construction: the policy's delay stands
-            delay = seconds("delay", error.delay)
-    return _failed(job, failure, delay)
+            return dataclasses.replace(_failed(job, failure, seconds("delay", error.delay)), steered=True)
+    return _failed(job, failure, from_json(job.retry_json).delay(job.attempt, random))
 
 
 def _is(error: BaseException, kind: type[_S]) -> TypeGuard[_S]:

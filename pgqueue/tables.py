@@ -167,6 +167,8 @@ def _worker(metadata: MetaData) -> None:
         Column("lease_seconds", Double, nullable=False),
         _time("started_at", now=True),
         _time("seen_at", now=True),
+        Column("completed", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+        Column("circuits", JSONB),
     ]
     Table("worker", metadata, *columns, PrimaryKeyConstraint("id", name="worker_pkey"))
 

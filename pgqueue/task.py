@@ -19,6 +19,9 @@ from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
 P = ParamSpec("P")
 R = TypeVar("R")
 RESERVED = "using"
+THREAD, PROCESS = "thread", "process"
+OF_THE_TASK = ("isolation", "memory_limit")
+MOST_MEMORY = 2**62
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,12 @@ class TaskOptions:
 
     `priority`: -100 to 100, higher runs first. `max_attempts`: the total number of runs. `delay`: seconds or a timedelta.
     `run_at`: an aware datetime. `timeout`: seconds after which an `async def` is cancelled and a plain function sees
-    `current_job().cancelled`. `retry`: the policy for the time between attempts. `headers`: a JSON object beside the
-    arguments. ConfigurationError names the option that is wrong.
+    `current_job().cancelled`; a child process is killed then. `retry`: the policy for the time between attempts. `headers`:
+    a JSON object beside the arguments.
+
+    Two belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
+    that run in a child process, one at a time. `memory_limit`: bytes that a run in a child process may take beyond what
+    the process had before. ConfigurationError names the option that is wrong.
     """
 
     queue: str = "default"
@@ -39,6 +46,8 @@ class TaskOptions:
     delay: float | timedelta | None = None
     run_at: datetime | None = None
     headers: Mapping[str, Any] | None = None
+    isolation: str = THREAD
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         validate_name("queue", self.queue)
@@ -60,6 +69,18 @@ class TaskOptions:
             )
         if self.headers is not None and not isinstance(self.headers, Mapping):
             raise ConfigurationError("headers must be a mapping")
+        self._check_isolation()
+
+    def _check_isolation(self) -> None:
+        if self.isolation not in (THREAD, PROCESS):
+            raise ConfigurationError(f'isolation must be "{THREAD}" or "{PROCESS}", not {self.isolation!r}')
+        if self.memory_limit is None:
+            return
+        validate_count("memory_limit", self.memory_limit, most=MOST_MEMORY)
+        if self.isolation != PROCESS:
+            raise ConfigurationError(
+                f'memory_limit needs isolation="{PROCESS}": threads share the memory of their process'
+            )
 
     @property
     def delay_seconds(self) -> float | None:
@@ -75,6 +96,15 @@ class TaskOptions:
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
                 raise ConfigurationError(f"unknown task option {name!r}{hint}")
         return dataclasses.replace(self, **changes)
+
+    def for_call(self, changes: Mapping[str, Any]) -> TaskOptions:
+        """The same for single calls; ConfigurationError for what belongs to the task and is not stored with a job."""
+        for name in OF_THE_TASK:
+            if name in changes:
+                raise ConfigurationError(
+                    f"{name} belongs to the task, not to a call: give it where the task is defined"
+                )
+        return self.changed(changes)
 
 
 class BaseTask(Generic[P, R]):
@@ -141,12 +171,16 @@ def split_call(call: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 def task_name(function: Callable[..., Any]) -> str:
     """``module.qualname``; a script that runs as ``__main__`` gets the name under which a worker would import it."""
-    module = function.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(file).stem if file else "__main__"
-    return f"{module}.{function.__qualname__}"
+    return f"{import_name(function.__module__)}.{function.__qualname__}"
+
+
+def import_name(module: str) -> str:
+    """The name under which another process imports this module: what runs as ``__main__`` here has another one there."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return spec.name if spec else Path(file).stem if file else "__main__"
 
 
 class Registry(Mapping[str, BaseTask[..., Any]]):

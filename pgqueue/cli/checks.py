@@ -16,7 +16,7 @@ from pgqueue.cli import check_queries as queries
 from pgqueue.cli.errors import sentence
 from pgqueue.client import PgQueue
 from pgqueue.config import Settings
-from pgqueue.drivers.pool import connect_options, describe, unavailable
+from pgqueue.drivers.pool import choose_preparing, connect_options, describe, unavailable
 from pgqueue.errors import PgQueueError
 
 OLDEST_SERVER = 140000
@@ -60,7 +60,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield from _server(connection, settings)
         schema = _schema(settings)
         yield schema
-        yield _notifications(connection, settings)
+        pooled = choose_preparing(connection, settings)
+        yield _pooler(settings, pooled)
+        yield _notifications(connection, settings, pooled)
         yield _old_transactions(connection)
         yield _clock(connection)
         if schema.level is not Level.FAIL:
@@ -142,12 +144,26 @@ def _row_security(connection: Connection, schema: str) -> Finding:
     return Finding(check="row security", level=Level.WARN, found=f"active on {', '.join(hidden)}", advice=advice)
 
 
-def _notifications(connection: Connection, settings: Settings) -> Finding:
+def _pooler(settings: Settings, pooled: bool) -> Finding:
+    if not pooled:
+        return Finding(check="pooler", found="none between this process and the server")
+    if settings.prepare:
+        advice = "right for PgBouncer 1.21 or newer with max_prepared_statements: otherwise set PGQUEUE_PREPARE=off"
+        return Finding(check="pooler", level=Level.WARN, found="statements are prepared through it", advice=advice)
+    return Finding(check="pooler", found="there is one, so statements are not prepared")
+
+
+def _notifications(connection: Connection, settings: Settings, pooled: bool) -> Finding:
     if not settings.notify:
         return Finding(check="notifications", found="switched off: workers look every poll interval")
+    if pooled and not settings.listen_url:
+        found = "workers do not listen through a pooler: they look every poll interval"
+        advice = "set PGQUEUE_LISTEN_URL to the server itself, or to a pooler in session mode"
+        return Finding(check="notifications", level=Level.WARN, found=found, advice=advice)
     word = f"doctor {uuid.uuid4().hex}"
     try:
-        with psycopg.connect(settings.listen_url or str(settings.database_url), **connect_options(settings)) as ears:
+        url = settings.listen_url or str(settings.database_url)
+        with psycopg.connect(url, **connect_options(settings, url)) as ears:
             ears.execute(sql.SQL("LISTEN {}").format(sql.Identifier(settings.schema)))
             sent = time.monotonic()
             connection.execute("SELECT pg_notify(%s, %s)", (settings.schema, word))

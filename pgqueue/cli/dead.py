@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from pgqueue.cli.database import check_queue, queue
-from pgqueue.cli.errors import Refused, UsageMistake
+from pgqueue.cli.errors import Refused, UsageMistake, usage
 from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, Yes, placed
-from pgqueue.cli.output import cell, decoded, note, without, write, write_json, write_table
+from pgqueue.cli.output import cell, decoded, note, note_hidden, without, write, write_json, write_table
 from pgqueue.cli.questions import confirm
 from pgqueue.client import PgQueue
 from pgqueue.failure import one_line
 from pgqueue.ops.dead_letter import DeadLetter
+from pgqueue.retry import seconds
 
 SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", min=1, help="Ids of dead letters.")]
 ShownIds = Annotated[list[int], typer.Argument(metavar="ID", min=1, help="Ids of dead letters.")]
@@ -40,9 +41,10 @@ def list_(
     with queue(place) as pq:
         check_queue(pq, queue_name)
         found = pq.dead_letters(queue=queue_name, task=task, limit=limit)
+    note_hidden(found)
     if as_json:
-        hidden = ("args_json", "kwargs_json", "headers_json", "errors_json")
-        write_json(without(letter, *hidden) for letter in found)
+        left_out = ("args_json", "kwargs_json", "headers_json", "errors_json", "hidden")
+        write_json(without(letter, *left_out) for letter in found)
         return 0
     write_table(
         ["id", "queue", "task", "attempt", "lost", "died", "reason"],
@@ -59,6 +61,7 @@ def show(place: Place, ids: ShownIds, as_json: AsJson = False) -> int:
     """Show all that is known of dead letters, their arguments and tracebacks included."""
     with queue(place) as pq:
         found = pq.dead_letters(ids=ids, limit=len(ids))
+    note_hidden(found)
     if as_json:
         write_json(_everything(letter) for letter in found)
     else:
@@ -102,6 +105,8 @@ def purge(
 ) -> int:
     """Delete dead letters for good."""
     selection = _selection(ids, queue_name, task, everything)
+    with usage():
+        seconds("--older-than", older_than)
     with queue(place) as pq:
         count = _ask(pq, "delete", selection, yes, dry_run, older_than=older_than)
         if count is not None:
@@ -149,7 +154,7 @@ def _missing(wanted: list[int], found: set[int]) -> int:
 def _everything(letter: DeadLetter) -> Any:
     texts = {field.name for field in dataclasses.fields(letter) if field.name.endswith("_json")}
     values = {name.removesuffix("_json"): decoded(getattr(letter, name)) for name in sorted(texts)}
-    return without(letter, *texts, **values)
+    return without(letter, *texts, "hidden", **values)
 
 
 def _page(letter: DeadLetter) -> str:

@@ -17,7 +17,12 @@ from pgqueue.cli.options import APP_VARIABLE, AppName, Place, placed
 from pgqueue.cli.output import write
 from pgqueue.client import PgQueue
 from pgqueue.config import validate_name
+from pgqueue.errors import PayloadError
+from pgqueue.payload import encode_call
 from pgqueue.task import TaskOptions
+
+_LONGEST = 512 * 1024 * 1024
+"""Bytes: the limit of the settings is checked where these are known."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +53,10 @@ def enqueue(
     with usage():
         validate_name("task", task)
         TaskOptions().changed(options)
+    try:
+        encode_call(positional, keywords, max_bytes=_LONGEST)
+    except PayloadError as error:  # such as a NUL: JSON, but nothing that PostgreSQL can store
+        raise UsageMistake(f"--{error}") from None
     if unchecked:
         with queue_of(place) as pq:
             write(str(pq.enqueue(task, positional, keywords, **options)))
@@ -73,7 +82,7 @@ def _parse(option: str, text: str, kind: type, expected: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"character {error.colno}" if error.lineno == 1 else f"line {error.lineno}, character {error.colno}"
         raise UsageMistake(f"{option} is not JSON: {error.msg} at {place}") from None
-    except (_NotJson, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Python reads no number of more than 4,300 digits
         raise UsageMistake(f"{option} is not JSON: {error}") from None
     if not isinstance(value, kind):
         raise UsageMistake(f"{option} must be a JSON {expected}")

@@ -10,7 +10,7 @@ import typer
 from pgqueue.cli.database import check_queue, queue
 from pgqueue.cli.errors import UsageMistake
 from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, placed
-from pgqueue.cli.output import decoded, without, write_json, write_table
+from pgqueue.cli.output import decoded, note_hidden, without, write_json, write_table
 from pgqueue.ops.status import LiveJob
 
 Ids = Annotated[list[int], typer.Argument(metavar="ID", min=1, help="Ids of jobs.")]
@@ -49,6 +49,7 @@ def jobs(
     with queue(place) as pq:
         check_queue(pq, queue_name)
         found = pq.jobs(queue=queue_name, task=task, state=state, ids=ids or None, limit=limit)
+    note_hidden(found)
     if as_json:
         write_json(_shown(job, with_args) for job in found)
         return 0
@@ -85,7 +86,7 @@ def _shown(job: LiveJob, with_args: bool) -> Any:
     more: dict[str, Any] = {"errors": decoded(job.errors_json) or []}
     if with_args:
         more |= {"args": decoded(job.args_json) or [], "kwargs": decoded(job.kwargs_json) or {}}
-    return without(job, "args_json", "kwargs_json", "errors_json", **more)
+    return without(job, "args_json", "kwargs_json", "errors_json", "hidden", **more)
 
 
 def _last_error(job: LiveJob) -> str | None:

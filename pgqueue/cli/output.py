@@ -32,6 +32,15 @@ def note(text: str) -> None:
     print(f"pgqueue: {one_line(text, 2000)}", file=sys.stderr, flush=True)
 
 
+def note_hidden(rows: Sequence[Any]) -> None:
+    """A line that says so where this database role may not read the payloads of these rows."""
+    if any(row.hidden for row in rows):
+        note(
+            "arguments and errors are not shown: this database role may not read them"
+            " (`pgqueue migrate --roles --with-payloads` lets the reader)"
+        )
+
+
 def write_json(items: Iterable[Any]) -> None:
     """An array; times in ISO 8601, everything outside of ASCII escaped, so that no terminal or locale can spoil it."""
     write(json.dumps([_plain(item) for item in items], default=_encode, indent=2))

@@ -8,8 +8,8 @@ import typer
 
 from pgqueue.cli.database import check_queue, queue
 from pgqueue.cli.options import AsJson, Place, QueueName, placed
-from pgqueue.cli.output import write_json, write_table
-from pgqueue.ops.status import MOST
+from pgqueue.cli.output import cell, write, write_json, write_table
+from pgqueue.ops.status import MOST, HeldBack
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,10 @@ def register(app: typer.Typer) -> None:
 
 @placed
 def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) -> int:
-    """Show every queue: how many jobs are ready, scheduled, running and dead."""
+    """Show every queue: how many jobs are ready, scheduled, running and dead, and which workers hold it back.
+
+    A worker holds a queue back while its attempts there keep failing for one reason.
+    """
     with queue(place) as pq:
         check_queue(pq, queue_name)
         found = pq.status(None if queue_name is None else [queue_name])
@@ -42,7 +45,17 @@ def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) 
             for row in found
         ],
     )
+    for row in found:
+        for held in row.held_back:
+            write(_held_back(row.queue, held))
     return 0
+
+
+def _held_back(queue_name: str, held: HeldBack) -> str:
+    return (
+        f"queue {cell(queue_name)} is held back by worker {held.worker_id} ({cell(held.worker)}) for {held.seconds:.0f} s: "
+        f"{held.failures} attempts in a row failed with {cell(held.reason)}; it tries one job every {held.pause:.0f} s"
+    )
 
 
 @placed

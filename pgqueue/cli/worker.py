@@ -46,6 +46,12 @@ Heartbeat = Annotated[
 Grace = Annotated[float, typer.Option("--grace", metavar="S", help="Seconds that running jobs get after SIGTERM.")]
 Poll = Annotated[float, typer.Option("--poll", metavar="S", help="Seconds between looks without notice.")]
 Drain = Annotated[bool, typer.Option("--drain", help="Leave when the queues are empty.")]
+Breaker = Annotated[
+    int, typer.Option("--breaker", metavar="N", help="Failures in a row that hold a queue back; 0: never.")
+]
+Unfit = Annotated[
+    int, typer.Option("--unfit", metavar="N", help="Failures in a row, not shared by others, that end it; 0: never.")
+]
 Label = Annotated[str | None, typer.Option("--name", metavar="LABEL", help="A label for `pgqueue workers`.")]
 Level = Annotated[
     LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error, on stderr.")
@@ -70,6 +76,8 @@ def worker(
     grace: Grace = 30.0,
     poll: Poll = 1.0,
     drain: Drain = False,
+    breaker: Breaker = 20,
+    unfit: Unfit = 100,
     name: Label = None,
     log_level: Level = LogLevel.INFO,
     line: LineDescriptor = None,
@@ -80,6 +88,7 @@ def worker(
     back at once what still runs, with no attempt burned. Nothing is reloaded on SIGHUP.
     """
     numbers: dict[str, Any] = {"concurrency": concurrency, "lease": lease, "heartbeat": heartbeat}
+    numbers |= {"breaker_failures": breaker, "unfit_failures": unfit}
     with usage():
         options = WorkerOptions(queues=_split(queues), grace=grace, poll=poll, drain=drain, name=name, **numbers)
     if not 1 <= processes <= 256:
@@ -206,6 +215,8 @@ def _words(options: WorkerOptions) -> list[str]:
         ("--heartbeat", options.heartbeat),
         ("--grace", options.grace),
         ("--poll", options.poll),
+        ("--breaker", options.breaker_failures),
+        ("--unfit", options.unfit_failures),
         ("--name", options.name),
     ):
         if value not in (None, ""):

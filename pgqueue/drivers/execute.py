@@ -11,9 +11,10 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from pgqueue.drivers.arrays import register
-from pgqueue.errors import DatabaseUnavailable, SchemaError
+from pgqueue.errors import ConfigurationError, DatabaseUnavailable, SchemaError
 from pgqueue.ops import Op, Rows, Step, Stream
 from pgqueue.sql import statements
+from pgqueue.sql.rights import rights_in_words
 
 T = TypeVar("T")
 SyncConnection = psycopg.Connection[Any]
@@ -43,10 +44,10 @@ def run(connection: SyncConnection, op: Op[T], schema: str) -> T:
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except psycopg.Error as error:
-        said = in_our_words(error, schema)
-        if said is None:
+        said, cause = in_our_words(error, schema, step)
+        if said is error:
             raise
-        raise said from error
+        raise said from cause
     finally:
         op.close()
         cursor.close()
@@ -72,10 +73,10 @@ async def run_async(connection: AsyncConnection, op: Op[T], schema: str) -> T:
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except psycopg.Error as error:
-        said = in_our_words(error, schema)
-        if said is None:
+        said, cause = in_our_words(error, schema, step)
+        if said is error:
             raise
-        raise said from error
+        raise said from cause
     finally:
         op.close()
         await cursor.close()
@@ -171,22 +172,47 @@ def _commits_by_itself(connection: SyncConnection | AsyncConnection) -> bool:
     return connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def in_our_words(error: psycopg.Error, schema: str) -> Exception | None:
-    """What says in one sentence that the schema is missing, old or out of reach; None for every other error.
+def in_our_words(error: psycopg.Error, schema: str, step: Step | Stream) -> tuple[Exception, Exception | None]:
+    """What is raised instead of a refusal by the server, and what is shown as its cause.
 
-    The SQLSTATE decides, never the text of a message.
+    A schema that is missing, old or out of reach is said in one sentence. Everything else stays what it is, but for what
+    may repeat a payload: the DETAIL of a constraint is the whole row, and CONTEXT may hold parameters. The SQLSTATE
+    decides, never the text of a message.
     """
     if isinstance(error, _NOT_OUR_SCHEMA):
-        return SchemaError(
-            f"schema {schema!r} is missing in this database or does not fit this version of pgqueue: run `pgqueue migrate`"
-        )
+        unfit = f"schema {schema!r} is missing in this database or does not fit this version of pgqueue"
+        return SchemaError(f"{unfit}: run `pgqueue migrate`"), error
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return SchemaError(f"this database role has no right to do this in schema {schema!r}: {first_line(error)}")
+        return SchemaError(
+            f"this database role has no right to do this in schema {schema!r}: {first_line(error)}{_needs(step)}"
+        ), _without_detail(error)
+    if isinstance(error, _NOT_OUR_SESSION):
+        return ConfigurationError(
+            "prepared statements do not survive on this connection, as behind a pooler in transaction mode: "
+            "set prepare=False (PGQUEUE_PREPARE=off), or prepare_threshold=None on a connection of yours"
+        ), error
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return DatabaseUnavailable(
             "this server accepts no writes (a standby, or set read-only): connect to the primary"
-        )
-    return None
+        ), error
+    bare = _without_detail(error)
+    return bare, None if bare is not error else error
+
+
+def _needs(step: Step | Stream) -> str:
+    if isinstance(step, Stream):  # the only statements that are streamed are those of a bulk enqueue
+        step = Step("job_enqueue_many", {})
+    needed = rights_in_words(step.name)
+    return f"; {step.name} needs {needed}, as the roles of `pgqueue migrate --roles` have it" if needed else ""
+
+
+def _without_detail(error: psycopg.Error) -> psycopg.Error:
+    """The same class with the server's primary message alone, if it said more."""
+    if not (error.diag.message_detail or error.diag.message_hint or error.diag.context):
+        return error
+    bare = type(error)(first_line(error))
+    bare.sqlstate = error.sqlstate
+    return bare
 
 
 _NOT_OUR_SCHEMA = (
@@ -196,11 +222,14 @@ _NOT_OUR_SCHEMA = (
     psycopg.errors.UndefinedFunction,
 )
 
+_NOT_OUR_SESSION = (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement)
+
 
 def first_line(error: psycopg.Error) -> str:
-    """The server's own primary message, without its context; of a connection error the line that says what failed."""
+    """The server's own primary message, without its context; of a connection error what failed, without the address, which
+    is long enough to push it out of a log line."""
     if error.diag.message_primary:
         return error.diag.message_primary
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if "failed: " in line]
+    said = [" ".join(line.rsplit("failed: ", 1)[1].split()) for line in lines if "failed: " in line]
     return next(iter(said or lines), type(error).__name__)

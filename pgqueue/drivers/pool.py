@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,12 @@ from pgqueue.errors import ConfigurationError, DatabaseUnavailable
 
 APPLICATION = "pgqueue"
 UNREADABLE = "the database URL cannot be read: it is neither a postgresql:// URL nor key=value pairs"
+PREPARE_AFTER = 5
+"""A statement is prepared once it has run that many times on a connection."""
+WAITED = "none became free or could be opened in {:g} s"
+TRY_AGAIN = 0.5
+"""Seconds between attempts to connect while somebody waits. The pool's own pause doubles up to minutes, and the first to ask
+after a failover would wait for its end."""
 
 
 def database_url(settings: Settings) -> str:
@@ -28,17 +35,76 @@ def database_url(settings: Settings) -> str:
     return settings.database_url
 
 
-def connect_options(settings: Settings) -> dict[str, Any]:
-    """How every connection of our own is opened: autocommit, and no session state that a pooler would leak."""
-    return {
-        "autocommit": True,
-        "prepare_threshold": 5 if settings.prepare else None,
-        "connect_timeout": max(2, int(settings.connect_timeout)),
+def connect_options(settings: Settings, url: str | None = None) -> dict[str, Any]:
+    """How a connection of our own to `url` (the configured one by default) is opened: autocommit, and no session state that
+    a pooler would leak. What the URL says itself is left to it.
+
+    Not prepared as long as nobody knows whether a pooler is in between: see `choose_preparing`.
+    """
+    given = _parameters(url or settings.database_url)
+    ours: dict[str, Any] = {
         "fallback_application_name": APPLICATION,
         "keepalives_idle": 15,
         "keepalives_interval": 5,
         "keepalives_count": 3,
+        # Keepalives are not sent while data waits for its acknowledgement: without this, a statement that was on its way to
+        # a machine that lost power waits for a quarter of an hour.
+        "tcp_user_timeout": 30_000,
+        **primary_only(url or settings.database_url),
     }
+    prepared = PREPARE_AFTER if settings.prepare else None
+    kept = {name: value for name, value in ours.items() if name not in given}
+    seconds = str(given.get("connect_timeout", ""))
+    timeout = int(seconds) if seconds.isdecimal() and int(seconds) else int(settings.connect_timeout)
+    return {"autocommit": True, "prepare_threshold": prepared, "connect_timeout": max(2, timeout), **kept}
+
+
+def primary_only(url: str | None) -> dict[str, str]:
+    """The option that makes a URL of several hosts lead to the one that accepts writes, unless the URL has a wish itself."""
+    given = _parameters(url)
+    if hosts(url) < 2 or "target_session_attrs" in given or "PGTARGETSESSIONATTRS" in os.environ:
+        return {}
+    return {"target_session_attrs": "read-write"}
+
+
+def hosts(url: str | None) -> int:
+    """How many hosts a URL names; each of them may take `connect_timeout`."""
+    given = _parameters(url)
+    named = given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or ""
+    return str(named).count(",") + 1
+
+
+def _parameters(url: str | None) -> dict[str, Any]:
+    try:
+        return psycopg.conninfo.conninfo_to_dict(url or "")
+    except psycopg.ProgrammingError:
+        return {}  # connecting says it
+
+
+_SESSION = "SELECT pg_backend_pid()"
+
+
+def choose_preparing(connection: SyncConnection, settings: Settings) -> bool:
+    """True if a pooler stands between; where none does, statements are prepared from now on, unless `prepare` is set.
+
+    A pooler makes up the number of the session that it announces. In transaction mode a name that was prepared may stand,
+    in the next transaction's session, for another client's statement: it would be run in place of ours.
+    """
+    row = connection.execute(_SESSION, prepare=False).fetchone()
+    return _chosen(connection, settings, row)
+
+
+async def choose_preparing_async(connection: AsyncConnection, settings: Settings) -> bool:
+    """The same on an async connection."""
+    row = await (await connection.execute(_SESSION, prepare=False)).fetchone()
+    return _chosen(connection, settings, row)
+
+
+def _chosen(connection: SyncConnection | AsyncConnection, settings: Settings, row: tuple[Any, ...] | None) -> bool:
+    pooled = row is None or row[0] != connection.info.backend_pid
+    if settings.prepare is None and not pooled:
+        connection.prepare_threshold = PREPARE_AFTER
+    return pooled
 
 
 class unavailable:  # noqa: N801 - used as a function is
@@ -106,7 +172,7 @@ class _Lent:
 
     def __enter__(self) -> SyncConnection:
         with unavailable(self._settings):
-            self._connection = self._pool.getconn()
+            self._connection = _borrow(self._pool)
         return self._connection
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -145,12 +211,17 @@ class SyncPool:
                     kwargs=connect_options(self.settings),
                     min_size=0,
                     max_size=self.settings.pool_size,
-                    timeout=self.settings.connect_timeout,
-                    check=_check,
+                    timeout=patience(self.settings),
+                    reconnect_timeout=TRY_AGAIN,
+                    configure=self._configure,
                     open=True,
                 )
                 self._pid = os.getpid()
             return self._pool
+
+    def _configure(self, connection: SyncConnection) -> None:
+        if self.settings.prepare is None:
+            choose_preparing(connection, self.settings)
 
     def close(self) -> None:
         """Close every connection; the next use opens a new pool."""
@@ -160,9 +231,36 @@ class SyncPool:
             self._pool = None
 
 
-def _check(connection: SyncConnection) -> None:
-    if _looks_closed(connection):
+def patience(settings: Settings) -> float:
+    """Seconds that a caller waits for a connection: every host but one may take its time without an answer."""
+    before = hosts(settings.database_url) - 1
+    return settings.connect_timeout + before * float(connect_options(settings)["connect_timeout"])
+
+
+def _borrow(pool: ConnectionPool[SyncConnection]) -> SyncConnection:
+    """A connection that is not known to be dead. After a restart of the server all that lie in the pool are: they are thrown
+    out one after the other, where the pool itself would pause longer and longer between them."""
+    end = time.monotonic() + pool.timeout
+    while True:
+        left = end - time.monotonic()
+        try:
+            connection = pool.getconn(max(0.01, min(left, TRY_AGAIN)))
+        except PoolTimeout:
+            if left <= TRY_AGAIN:
+                raise PoolTimeout(WAITED.format(pool.timeout)) from None
+            continue  # and make the pool try again, if it gave up meanwhile
+        if not _looks_closed(connection) or _answers(connection):
+            return connection
+        connection.close()
+        pool.putconn(connection)
+
+
+def _answers(connection: SyncConnection) -> bool:
+    try:
         ConnectionPool.check_connection(connection)
+    except psycopg.Error:
+        return False
+    return True
 
 
 class AsyncPool:
@@ -178,7 +276,7 @@ class AsyncPool:
         """A connection in autocommit; DatabaseUnavailable when none can be had."""
         pool = await self._opened()
         with unavailable(self.settings):
-            connection = await pool.getconn()
+            connection = await _borrow_async(pool)
         try:
             yield connection
         except DatabaseUnavailable:
@@ -199,13 +297,18 @@ class AsyncPool:
                 kwargs=connect_options(self.settings),
                 min_size=0,
                 max_size=self.settings.pool_size,
-                timeout=self.settings.connect_timeout,
-                check=_check_async,
+                timeout=patience(self.settings),
+                reconnect_timeout=TRY_AGAIN,
+                configure=self._configure,
                 open=False,
             )
             self._pid = os.getpid()
             await self._pool.open()
         return self._pool
+
+    async def _configure(self, connection: AsyncConnection) -> None:
+        if self.settings.prepare is None:
+            await choose_preparing_async(connection, self.settings)
 
     async def close(self) -> None:
         """Close every connection; the next use opens a new pool."""
@@ -214,6 +317,26 @@ class AsyncPool:
             await pool.close()
 
 
-async def _check_async(connection: AsyncConnection) -> None:
-    if _looks_closed(connection):
+async def _borrow_async(pool: AsyncConnectionPool[AsyncConnection]) -> AsyncConnection:
+    """The same as `_borrow`."""
+    end = time.monotonic() + pool.timeout
+    while True:
+        left = end - time.monotonic()
+        try:
+            connection = await pool.getconn(max(0.01, min(left, TRY_AGAIN)))
+        except PoolTimeout:
+            if left <= TRY_AGAIN:
+                raise PoolTimeout(WAITED.format(pool.timeout)) from None
+            continue
+        if not _looks_closed(connection) or await _answers_async(connection):
+            return connection
+        await connection.close()
+        await pool.putconn(connection)
+
+
+async def _answers_async(connection: AsyncConnection) -> bool:
+    try:
         await AsyncConnectionPool.check_connection(connection)
+    except psycopg.Error:
+        return False
+    return True

@@ -15,7 +15,10 @@ BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A job that could not be done, with its reason and the errors of its last attempts (JSON texts)."""
+    """A job that could not be done, with its reason and the errors of its last attempts (JSON texts).
+
+    `hidden`: this database role may not read payloads, so the texts are None and the reason is empty.
+    """
 
     id: int
     queue: str
@@ -31,6 +34,7 @@ class DeadLetter:
     created_at: datetime | None
     reason: str
     died_at: datetime
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,9 @@ class Selection:
 
 def dead_letters(selection: Selection, *, limit: int) -> Op[list[DeadLetter]]:
     """The newest dead letters of the selection."""
-    rows = yield Step("dead_list", {**selection.params(), "limit": limit})
+    params = {**selection.params(), "limit": limit}
+    may_read = yield Step("payload_rights", {})
+    rows = (yield Step("dead_list", params)) if may_read[0][1] else (yield Step("dead_list_bare", params))
     return [DeadLetter(*row) for row in rows]
 
 

@@ -9,6 +9,7 @@ from pgqueue.ops import Int8s, Op, Step
 LEASES = 20
 DUE = 500
 HEAD = 10_000
+BEGINNING = "-infinity"
 
 
 class Rescued(NamedTuple):
@@ -21,22 +22,21 @@ class Rescued(NamedTuple):
 
 def rescue(queue: str, *, archive: bool, channel: str | None = None) -> Op[Rescued]:
     """Take back what expired leases hold, round by round, until every expired lease was looked at once."""
-    fates: dict[str, list[int]] = {"lease": [], "returned": [], "dead": [], "cancelled": []}
+    fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": []}
+    params = {"queue": queue, "limit": LEASES, "archive": archive, "channel": channel}
+    after, seen = BEGINNING, Int8s()
     while True:
-        seen = len(fates["lease"])
-        params = {
-            "queue": queue,
-            "limit": LEASES,
-            "archive": archive,
-            "seen": Int8s(fates["lease"]),
-            "channel": channel,
-        }
-        rows = yield Step("job_rescue", params)
+        rows = yield Step("job_rescue", {**params, "after": after, "seen": seen})
+        leases = [row for row in rows if row[1] == "lease"]
         for row_id, fate, *_ in rows:
-            fates[fate].append(row_id)
-        if len(fates["lease"]) - seen < LEASES:
-            del fates["lease"]
+            if fate != "lease":
+                fates[fate].append(row_id)
+        if len(leases) < LEASES:
             return Rescued(**fates)
+        last = [(lease, expired_at) for lease, *_, expired_at, is_last in leases if is_last]
+        if last[0][1] != after:
+            after, seen = last[0][1], Int8s()
+        seen = Int8s([*seen, *(lease for lease, _ in last)])
 
 
 def adopt(queue: str) -> Op[list[int]]:

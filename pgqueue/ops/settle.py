@@ -135,6 +135,12 @@ _WRITES: tuple[tuple[OutcomeKind, _Write], ...] = (
 )
 
 
+def live(queue: str, ids: Sequence[int]) -> Op[set[int]]:
+    """Which of these jobs have not ended."""
+    rows = yield Step("job_queues", {"ids": Int8s(ids)})
+    return {job_id for job_id, its_queue in rows if its_queue == queue}
+
+
 def cancel(ids: Sequence[int], options: SettleOptions) -> Op[dict[int, str]]:
     """Cancel live jobs: "cancelled" for those that waited, "requested" for those that run; unknown ids are left out."""
     rows = yield Step("job_queues", {"ids": Int8s(ids)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pgqueue.ops import Int8s, Op, Step
@@ -13,8 +13,26 @@ MOST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A worker that claims nothing from a queue for now, since `failures` attempts in a row failed there.
+
+    `reason` is the class of the exception. It is so for `seconds`; `pause` seconds pass between single jobs that are tried.
+    """
+
+    worker_id: int
+    worker: str
+    reason: str
+    failures: int
+    seconds: float
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run."""
+    """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run.
+
+    `held_back`: the live workers that claim nothing from it for now.
+    """
 
     queue: str
     ready: int
@@ -23,11 +41,15 @@ class QueueStatus:
     dead: int
     paused_at: datetime | None
     oldest_ready: float | None
+    held_back: list[HeldBack] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A row of the job table as an operator sees it."""
+    """A row of the job table as an operator sees it.
+
+    `hidden`: this database role may not read arguments and errors, so they are None whatever the job has.
+    """
 
     id: int
     queue: str
@@ -43,6 +65,7 @@ class LiveJob:
     args_json: str | None
     kwargs_json: str | None
     errors_json: str | None
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +94,14 @@ def queue_names() -> Op[list[str]]:
 
 def status(queues: Sequence[str] | None = None) -> Op[list[QueueStatus]]:
     """The counts of these queues, or of all."""
-    names = list(queues) if queues is not None else (yield from queue_names())
+    held_back: dict[str, list[HeldBack]] = {}
+    for queue, *facts in (yield Step("circuit_list", {})):
+        held_back.setdefault(queue, []).append(HeldBack(*facts))
+    names = list(queues) if queues is not None else sorted({*(yield from queue_names()), *held_back})
     answer = []
     for name in names:
         rows = yield Step("queue_status", {"queue": name, "most": MOST})
-        answer.append(QueueStatus(name, *rows[0]))
+        answer.append(replace(QueueStatus(name, *rows[0]), held_back=held_back.get(name, [])))
     return answer
 
 
@@ -89,7 +115,8 @@ def jobs(
 ) -> Op[list[LiveJob]]:
     """Live jobs in the order of their ids."""
     params = {"queue": queue, "task": task, "state": state, "ids": None if ids is None else Int8s(ids), "limit": limit}
-    rows = yield Step("job_list", params)
+    may_read = yield Step("payload_rights", {})
+    rows = (yield Step("job_list", params)) if may_read[0][0] else (yield Step("job_list_bare", params))
     return [LiveJob(*row) for row in rows]
 
 

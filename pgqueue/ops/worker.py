@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
+
+import orjson
 
 from pgqueue.ops import Int8s, Op, Step
 
@@ -28,9 +30,54 @@ def register(identity: Identity) -> Op[int]:
     return int(rows[0][0])
 
 
-def beat(worker_id: int, identity: Identity) -> Op[None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCircuit:
+    """A queue from which a worker does not claim for now, since its attempts keep failing.
+
+    `reason` is the class of the exception. `failures` attempts in a row failed; the circuit is open for `seconds`, and a
+    single job is tried `pause` seconds after the last one.
+    """
+
+    queue: str
+    reason: str
+    failures: int
+    seconds: float
+    pause: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a beat says of the worker: attempts completed since its start, by queue, and what it holds back now."""
+
+    completed: Mapping[str, int] = field(default_factory=dict)
+    circuits: Sequence[OpenCircuit] = ()
+
+
+def beat(worker_id: int, identity: Identity, report: Report) -> Op[None]:
     """The worker lives; a row that was pruned comes back."""
-    yield Step("worker_beat", {"worker_id": worker_id, **asdict(identity)})
+    circuits = [asdict(circuit) for circuit in report.circuits]
+    params = {
+        "worker_id": worker_id,
+        **asdict(identity),
+        "completed": orjson.dumps(dict(report.completed)).decode(),
+        "circuits": orjson.dumps(circuits).decode() if circuits else None,
+    }
+    yield Step("worker_beat", params)
+
+
+class Peer(NamedTuple):
+    """What another worker has completed of a queue since its start. `sound`: it lives, and its circuit there is closed."""
+
+    worker_id: int
+    queue: str
+    completed: int
+    sound: bool
+
+
+def peers(worker_id: int, queues: Sequence[str]) -> Op[list[Peer]]:
+    """What all other workers have completed of these queues."""
+    rows = yield Step("worker_peers", {"worker_id": worker_id, "queues": list(queues)})
+    return [Peer(*row) for row in rows]
 
 
 class Beat(NamedTuple):

@@ -10,18 +10,36 @@ from types import MappingProxyType
 
 _BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
-FILES = ("enqueue.sql", "claim.sql", "settle.sql", "rescue.sql", "dead_letter.sql", "worker.sql", "status.sql")
+FILES = (
+    "enqueue.sql",
+    "claim.sql",
+    "settle.sql",
+    "rescue.sql",
+    "dead_letter.sql",
+    "worker.sql",
+    "status.sql",
+    "reader.sql",
+)
+
+
+def blocks(file: str) -> dict[str, str]:
+    """The statements of one file by name, without their comments."""
+    found: dict[str, str] = {}
+    for name, body in _BLOCK.findall((files(__package__) / file).read_text(encoding="utf-8")):
+        if name in found:
+            raise ValueError(f"two statements are named {name}")
+        # Comments stay in the file: on the wire they would cost bytes at every execution that is not prepared.
+        found[name] = _COMMENT.sub("", body).strip()
+    return found
 
 
 def _load() -> dict[str, str]:
     statements: dict[str, str] = {}
     for file in FILES:
-        text = (files(__package__) / file).read_text(encoding="utf-8")
-        for name, body in _BLOCK.findall(text):
+        for name, body in blocks(file).items():
             if name in statements:
                 raise ValueError(f"two statements are named {name}")
-            # Comments stay in the file: on the wire they would cost bytes at every execution that is not prepared.
-            statements[name] = _COMMENT.sub("", body).strip()
+            statements[name] = body
     return statements
 
 

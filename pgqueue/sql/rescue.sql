@@ -4,12 +4,16 @@
 -- SKIP LOCKED, on leases and on jobs: a rescue never waits. A lease that is being extended, or a job that somebody settles in
 --   an open transaction, is left for the next round; waiting for it would stop the rescue of all the others.
 -- least(): a row written by hand may hold the largest number there is, and must not fail the round of all the others.
--- freed: a lease row goes only with the last of its jobs. seen: leases of earlier rounds, which may be left over.
+-- freed: a lease row goes only with the last of its jobs, so leases of earlier rounds may be left over.
+-- after, seen: where the last round ended, and the leases of that very moment. Naming all that were looked at made the rounds
+--   past ten thousand leases of locked jobs take 38 s instead of a third of one. The time travels as text: minus infinity, written by hand,
+--   is no datetime.
 -- (SELECT clock_timestamp()): evaluated once, so that the index on expires_at can be used.
 WITH expired AS MATERIALIZED (
-    SELECT id, job_ids
+    SELECT id, job_ids, expires_at
     FROM {schema}.lease
-    WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp()) AND id <> ALL (%(seen)b::int8[])
+    WHERE queue = %(queue)s::text AND expires_at < (SELECT clock_timestamp())
+      AND expires_at >= %(after)s::timestamptz AND id <> ALL (%(seen)b::int8[])
     ORDER BY expires_at
     LIMIT %(limit)s::int8
     FOR UPDATE SKIP LOCKED
@@ -59,9 +63,10 @@ WITH expired AS MATERIALIZED (
           WHERE j.queue = %(queue)s::text AND j.id = ANY (l.job_ids) AND j.lease_id = l.id
             AND j.id <> ALL (ARRAY(SELECT held.id FROM held)))
 )
-SELECT id, 'lease', NULL FROM expired
+SELECT id, 'lease', NULL, expires_at::text, expires_at = (SELECT max(expires_at) FROM expired) FROM expired
 UNION ALL
-SELECT id, fate, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END FROM held
+SELECT id, fate, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END, NULL, NULL
+FROM held
 
 -- name: job_adopt
 -- The ranges that are always true are explained at job_claim.

@@ -12,7 +12,9 @@ from pgqueue.events import Bus, EventName
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.outcome import RELEASED
-from pgqueue.task import Registry
+from pgqueue.task import PROCESS, Registry
+from pgqueue.worker.breaker import Breaker
+from pgqueue.worker.children import ChildRunner
 from pgqueue.worker.coroutines import CoroutineRunner
 from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link
@@ -31,6 +33,7 @@ HOARD = 1.0
 HEARING = 5
 """Polls are this many times rarer while notifications come through."""
 DRAIN_POLL = 0.1
+PROBE_POLL = 0.05
 
 
 class Claimer(Loop):
@@ -49,6 +52,7 @@ class Claimer(Loop):
         worker_id: int,
         *,
         settler: Settler,
+        breaker: Breaker,
         drained: Callable[[], None],
         hearing: Callable[[], bool],
         fatal: Callable[[str, BaseException], None],
@@ -61,10 +65,12 @@ class Claimer(Loop):
         self.options = options
         self.worker_id = worker_id
         self.settler = settler
+        self.breaker = breaker
         self.drained = drained
         self.hearing = hearing
         self.threads: ThreadRunner
         self.coroutines: CoroutineRunner
+        self.children: ChildRunner
         self._wake = threading.Event()
         self._hints = {queue: claim_ops.LowWater() for queue in queues}
         self._seen = (0, 0.0)
@@ -103,10 +109,10 @@ class Claimer(Loop):
         more = False
         for queue in self.queues:
             if taken < room and not self.stopping.is_set():
-                asked = min(room - taken, self._most)
-                got = self._claim(queue, asked)
+                asked = self.breaker.circuits[queue].allowed(min(room - taken, self._most))
+                got = self._claim(queue, asked) if asked else 0
                 taken += got
-                more = more or got == asked
+                more = more or 0 < got == asked
         if self.stopping.is_set() or (more and self._room() > 0):
             return
         if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
@@ -128,6 +134,8 @@ class Claimer(Loop):
         owed = [seconds for hint in self._hints.values() if (seconds := hint.owed_in()) is not None]
         if room > 0 and owed:
             pause = min(pause, max(0.001, min(owed)))
+        if (probe_in := self.breaker.due_in()) is not None:
+            pause = min(pause, max(PROBE_POLL, probe_in))  # due and not claimed: other queues took the room
         return pause
 
     def _room(self) -> int:
@@ -136,13 +144,14 @@ class Claimer(Loop):
             return 0
         self._held_up = False
         waiting = self._waiting()
-        running = self.threads.running() + self.coroutines.running()
+        running = self.threads.running() + self.coroutines.running() + self.children.running()
         return max(0, self.options.concurrency + self._ahead() - waiting - running)
 
     def _ahead(self) -> int:
         """How many jobs to hold beyond those that run."""
         count, spent = self.threads.clocked()
-        count, spent = count + self.coroutines.count, spent + self.coroutines.seconds
+        for runner in (self.coroutines, self.children):
+            count, spent = count + runner.count, spent + runner.seconds
         new = count - self._seen[0]
         if new > 0:
             latest = (spent - self._seen[1]) / new
@@ -151,7 +160,7 @@ class Claimer(Loop):
         if self._average is None:
             return 0
         ahead = int(min(MOST_AHEAD, self.options.concurrency * AHEAD / max(self._average, 1e-6)))
-        self.threads.low_mark = self.coroutines.low_mark = ahead // 2
+        self.threads.low_mark = self.coroutines.low_mark = self.children.low_mark = ahead // 2
         return ahead
 
     def _claim(self, queue: str, limit: int) -> int:
@@ -172,7 +181,7 @@ class Claimer(Loop):
         held = self.ledger.add(jobs, sent + self.options.lease)
         if self.events.wanted(EventName.JOBS_CLAIMED):
             self.events.emit(EventName.JOBS_CLAIMED, queue=queue, ids=[job.id for job in jobs])
-        if self.stopping.is_set():
+        if self.stopping.is_set() or not self.breaker.circuits[queue].admits([job.token for job in jobs[:1]]):
             self._give_back(held)
         else:
             self._hand_over(held)
@@ -180,7 +189,9 @@ class Claimer(Loop):
 
     def _give_back_hoard(self) -> None:
         """Jobs that wait here behind slow ones, with nothing started for a while, are better run elsewhere."""
-        started = self.threads.clocked()[0] + self.coroutines.count + self.threads.running() + self.coroutines.running()
+        runners = (self.threads, self.coroutines, self.children)
+        started = sum(runner.running() for runner in runners)
+        started += self.threads.clocked()[0] + self.coroutines.count + self.children.count
         now = time.monotonic()
         if started != self._moved[0] or not self._waiting():
             self._moved = (started, now)
@@ -190,7 +201,7 @@ class Claimer(Loop):
                 self.settler.submit(held, RELEASED)
 
     def _waiting(self) -> int:
-        return self.threads.buffer.qsize() + self.coroutines.waiting()
+        return self.threads.buffer.qsize() + self.coroutines.waiting() + self.children.waiting()
 
     def _give_back(self, helds: Sequence[Held]) -> None:
         for held in helds:
@@ -198,13 +209,24 @@ class Claimer(Loop):
                 self.settler.submit(held, RELEASED)
 
     def _hand_over(self, helds: Sequence[Held]) -> None:
-        self.threads.announce = self.coroutines.announce = self.events.wanted(EventName.JOB_STARTED)
-        coroutines = {name for name in {held.job.task for held in helds} if self._is_async(name)}
+        wanted = self.events.wanted(EventName.JOB_STARTED)
+        self.threads.announce = self.coroutines.announce = self.children.announce = wanted
+        names = {held.job.task for held in helds}
+        apart = {name for name in names if self._is_isolated(name)}
+        if apart or any(held.job.lost for held in helds):
+            for_children = {held for held in helds if self.children.takes(held.job)}
+            self.children.submit([held for held in helds if held in for_children])
+            helds = [held for held in helds if held not in for_children]
+        coroutines = {name for name in names if self._is_async(name)}
         for held in helds:
             if held.job.task not in coroutines:
                 self.threads.buffer.put(held)
         if coroutines:
             self.coroutines.submit([held for held in helds if held.job.task in coroutines])
+
+    def _is_isolated(self, name: str) -> bool:
+        task = self.registry.get(name)
+        return task is not None and task.defaults.isolation == PROCESS
 
     def _is_async(self, name: str) -> bool:
         # An unknown task is for a thread: the runner records it against that job alone.

@@ -7,42 +7,21 @@ import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from pgqueue.current import CurrentJob, enter
-from pgqueue.events import Bus, EventName
-from pgqueue.outcome import RELEASED, Outcome
-from pgqueue.task import Registry
-from pgqueue.worker.execution import Finish, judge, prepare, report
-from pgqueue.worker.ledger import Held, Ledger, Start
-from pgqueue.worker.threads import Extend
+from pgqueue.outcome import COMPLETED, Outcome
+from pgqueue.worker.execution import Runner, judge, limited, prepare
+from pgqueue.worker.ledger import Held
 
 
-class CoroutineRunner:
+class CoroutineRunner(Runner):
     """At most `concurrency` jobs at once; each in a task and context of its own, so that it can be cancelled alone."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        ledger: Ledger,
-        events: Bus,
-        *,
-        concurrency: int,
-        finish: Finish,
-        extend: Extend,
-        hungry: Callable[[], None],
-    ) -> None:
-        self.registry = registry
-        self.ledger = ledger
-        self.events = events
-        self.concurrency = concurrency
-        self.finish = finish
-        self.extend = extend
-        self.hungry = hungry
-        self.low_mark = 0
-        self.announce = True
+    def __init__(self, *shared: Any, **more: Any) -> None:
+        super().__init__(*shared, **more)
         self.count = 0
         self.seconds = 0.0
         self._waiting: deque[Held] = deque()
@@ -125,41 +104,25 @@ class CoroutineRunner:
         try:
             await self._guarded(held)
         except BaseException as error:  # noqa: BLE001 - whatever escapes, the loop lives and the job gets an outcome
-            if self.ledger.take(held):
-                self.finish(held, judge(held, error, prepared=True))
+            self.rescue(held, error)
 
     async def _guarded(self, held: Held) -> None:
-        current = CurrentJob(held.job, self.extend)
-        start = self.ledger.begin(held, current)
-        if start is Start.GIVE_BACK:
-            self.finish(held, RELEASED)
-        if start is not Start.RUN:
+        current = self.begin(held)
+        if current is None:
             return
-        if self.announce:
-            self.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
         began = time.monotonic()
         outcome, error = await self._call(held, current)
         self.count += 1
         self.seconds += time.monotonic() - began
-        if self.ledger.take(held):
-            self.finish(held, outcome)
-            report(self.events, held, outcome, error)
+        self.end(held, outcome, error)
 
     async def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
         prepared = False
         try:
-            task, args, kwargs = prepare(self.registry, held.job)
+            task, args, kwargs = prepare(self.registry.find, held.job)
             prepared = True
             enter(current)
-            await self._limited(task.function(*args, **kwargs), held.job.timeout)
+            await limited(task.function(*args, **kwargs), held.job.timeout)
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it
             return judge(held, error, prepared=prepared), error
-        return judge(held, None, prepared=True), None
-
-    @staticmethod
-    async def _limited(work: Any, timeout: float | None) -> None:
-        if timeout is None:
-            await work
-            return
-        async with asyncio.timeout(timeout):
-            await work
+        return COMPLETED, None

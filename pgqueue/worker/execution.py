@@ -1,33 +1,46 @@
-"""Running one job: look the task up, decode, bind, call, decide. Whatever happens becomes an Outcome."""
+"""Running one job: look the task up, decode, bind, call, decide. Whatever happens becomes an Outcome.
+
+Also what the three runners (threads, coroutines, child processes) share.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pgqueue.current import CurrentJob
 from pgqueue.errors import TaskError
 from pgqueue.events import Bus, EventName
-from pgqueue.failure import describe, one_line
+from pgqueue.failure import Failure, describe, one_line
 from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, RELEASED, DeadLetter, Outcome, OutcomeKind, decide
 from pgqueue.task import BaseTask, Registry
-from pgqueue.worker.ledger import Held
+from pgqueue.worker.ledger import Held, Ledger, Start
 
 UNKNOWN_TASK_DELAY = 5.0
 """Another worker of a rolling deploy may know the task: never retry at once, that would be a hot loop."""
+WORKER_LOST = "WorkerLost"
+"""The type of the error that a lost attempt leaves, here as in a rescue."""
+
+Finish = Callable[[Held, Outcome], None]
+Extend = Callable[[Job, float], None]
 
 
-def prepare(registry: Registry, job: Job) -> tuple[BaseTask[..., Any], list[Any], dict[str, Any]]:
-    """The task and its arguments; UnknownTask, PayloadDecodeError or ArgumentsDoNotBind concern this job alone.
+def prepare(
+    find: Callable[[str], BaseTask[..., Any]], job: Job
+) -> tuple[BaseTask[..., Any], list[Any], dict[str, Any]]:
+    """The task, as `find` knows it, and its arguments; UnknownTask, PayloadDecodeError or ArgumentsDoNotBind concern this
+    job alone.
 
     DeadLetter for a row whose attempts were used up before this one: written by hand, or its maximum lowered afterwards.
     """
     if job.attempt > job.max_attempts:
         raise DeadLetter(f"its {job.max_attempts} attempts were used up before this one")
-    task = registry.find(job.task)
+    task = find(job.task)
     args, kwargs = job.args, job.kwargs
     task.check(args, kwargs)
     return task, args, kwargs
@@ -43,17 +56,45 @@ def check_result(result: object) -> None:
         raise TaskError(f"the function returned a {type(result).__name__}, which nobody runs: declare it `async def`")
 
 
+async def limited(work: Awaitable[Any], timeout: float | None) -> None:
+    """Await `work`, cancelled after `timeout` seconds."""
+    if timeout is None:
+        await work
+        return
+    async with asyncio.timeout(timeout):
+        await work
+
+
 def judge(held: Held, error: BaseException | None, *, prepared: bool) -> Outcome:
     """The outcome of a run that returned (`error` None) or raised. `prepared`: the function was reached at all."""
+    return heeding(held, verdict(held.job, error, prepared=prepared))
+
+
+def verdict(job: Job, error: BaseException | None, *, prepared: bool) -> Outcome:
+    """The same, by what the job alone says."""
     if error is None:
         return COMPLETED
-    outcome = _decide(held.job, error)
-    if held.cancel_requested and outcome.kind in (OutcomeKind.RETRY, OutcomeKind.SNOOZE, OutcomeKind.DEAD):
-        # The release of a job whose cancellation was asked for archives it as cancelled.
-        return RELEASED
+    outcome = _decide(job, error)
     if outcome.kind is OutcomeKind.RETRY and not prepared:
         return dataclasses.replace(outcome, delay=max(outcome.delay, UNKNOWN_TASK_DELAY))
     return outcome
+
+
+def heeding(held: Held, outcome: Outcome) -> Outcome:
+    """This outcome, unless a cancellation was asked for: the release of such a job archives it as cancelled."""
+    if held.cancel_requested and outcome.kind in (OutcomeKind.RETRY, OutcomeKind.SNOOZE, OutcomeKind.DEAD):
+        return RELEASED
+    return outcome
+
+
+def lost(held: Held, how: str, *, prepared: bool) -> Outcome:
+    """The outcome of an attempt whose process has gone; `how` says how. It reads as if a rescue had written it."""
+    outcome = judge(held, TaskError(how), prepared=prepared)
+    if outcome.error_json is None:
+        return outcome
+    failure = Failure(type=WORKER_LOST, message=f"worker lost: {how}")
+    reason = "worker lost" if outcome.kind is OutcomeKind.DEAD else None
+    return dataclasses.replace(outcome, error_json=failure.to_json(attempt=held.job.attempt), reason=reason)
 
 
 def _decide(job: Job, error: BaseException) -> Outcome:
@@ -66,16 +107,71 @@ def _decide(job: Job, error: BaseException) -> Outcome:
 def report(events: Bus, held: Held, outcome: Outcome, error: BaseException | None) -> None:
     """Tell subscribers of a failed attempt."""
     if error is not None and events.wanted(EventName.JOB_FAILED):
-        events.emit(
-            EventName.JOB_FAILED,
-            id=held.job.id,
-            queue=held.job.queue,
-            task=held.job.task,
-            attempt=held.job.attempt,
-            outcome=outcome.kind.value,
-            error=one_line(describe(error).type),
-            delay=outcome.delay,
-        )
+        tell_failed(events, held, outcome, one_line(describe(error).type))
 
 
-Finish = Callable[[Held, Outcome], None]
+def tell_failed(events: Bus, held: Held, outcome: Outcome, error: str) -> None:
+    """The same, where the class of the error is known as text."""
+    events.emit(
+        EventName.JOB_FAILED,
+        id=held.job.id,
+        queue=held.job.queue,
+        task=held.job.task,
+        attempt=held.job.attempt,
+        outcome=outcome.kind.value,
+        error=error,
+        delay=outcome.delay,
+    )
+
+
+class Runner:
+    """What the runners share: how they were made, and the steps before and after a run.
+
+    `hungry` is called when the buffer runs low, so that the next claim is under way in time. `announce`, refreshed at every
+    claim, says whether anybody wants to hear of every start.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        events: Bus,
+        *,
+        concurrency: int,
+        finish: Finish,
+        extend: Extend,
+        hungry: Callable[[], None],
+    ) -> None:
+        self.registry = registry
+        self.ledger = ledger
+        self.events = events
+        self.concurrency = concurrency
+        self.finish = finish
+        self.extend = extend
+        self.hungry = hungry
+        self.low_mark = 0
+        self.announce = True
+
+    def begin(self, held: Held) -> CurrentJob | None:
+        """What the handler will see of its job; None when the job is not to be run here (any more)."""
+        current = CurrentJob(held.job, self.extend)
+        start = self.ledger.begin(held, current)
+        if start is Start.GIVE_BACK:
+            self.finish(held, RELEASED)
+        if start is not Start.RUN:
+            return None
+        if self.announce:
+            self.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
+        return current
+
+    def end(self, held: Held, outcome: Outcome, error: BaseException | None) -> None:
+        """The job ran, and this came of it."""
+        if self.ledger.take(held):
+            self.finish(held, outcome)
+            if error is not None:
+                report(self.events, held, outcome, error)
+
+    def rescue(self, held: Held, error: BaseException) -> None:
+        """Something of ours failed around a job: that is a failed attempt of it, unless its outcome is known already."""
+        if self.ledger.take(held):
+            self.finish(held, judge(held, error, prepared=True))

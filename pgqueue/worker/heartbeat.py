@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from pgqueue.events import Bus, EventName
 from pgqueue.ops import worker as worker_ops
+from pgqueue.worker.breaker import Fitness, Verdict
 from pgqueue.worker.ledger import Held, Ledger
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
@@ -18,7 +19,7 @@ SOON = 0.2
 
 
 class Heartbeat(Loop):
-    """Beats every third of the lease; between beats it watches for leases that ran out unrenewed."""
+    """Beats every third of the lease. A beat that fails means "unknown", not "lost": the fence watches the end."""
 
     name: ClassVar[str] = "heartbeat"
 
@@ -32,6 +33,10 @@ class Heartbeat(Loop):
         identity: worker_ops.Identity,
         *,
         tell: Callable[[Held], None],
+        lose: Callable[[Sequence[int], str], None],
+        fitness: Fitness,
+        report: Callable[[], worker_ops.Report],
+        unfit: Callable[[Verdict], None],
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
@@ -41,21 +46,23 @@ class Heartbeat(Loop):
         self.worker_id = worker_id
         self.identity = identity
         self.tell = tell
+        self.lose = lose
+        self.fitness = fitness
+        self.report = report
+        self.unfit = unfit
         self._next = 0.0
         self._asked = threading.Event()
 
     def turn(self) -> None:
-        """Beat if it is time; then wait for the next beat, or for the end of a lease if that comes first."""
-        self._fence()
+        """Beat if it is time; then wait for the next beat."""
         if time.monotonic() >= self._next or self._asked.is_set():
             self._asked.clear()
             self._next = time.monotonic() + (self.options.beat_every if self._beat() else SOON)
         # A lease that is claimed meanwhile ends later than the next beat.
-        until = min(self._next, self.ledger.first_deadline())
-        self._asked.wait(min(self.options.beat_every, max(0.01, until - time.monotonic())))
+        self._asked.wait(min(self.options.beat_every, max(0.01, self._next - time.monotonic())))
 
     def ask(self) -> None:
-        """Beat now: somebody asked for a cancellation."""
+        """Beat now: somebody asked for a cancellation, or there is something to report."""
         self._asked.set()
 
     def stop(self) -> None:
@@ -63,17 +70,9 @@ class Heartbeat(Loop):
         super().stop()
         self._asked.set()
 
-    def give_up(self) -> None:
-        """A beat failed: until the deadline that means "unknown", not "lost"."""
-        self._fence()
-
     def finish(self) -> None:
         """Close the connection."""
         self.link.close()
-
-    def _fence(self) -> None:
-        # Not renewed for a whole lease: by the database's clock somebody else may own these jobs now.
-        self._lose(self.ledger.expired(time.monotonic()), "not renewed in time")
 
     def _beat(self) -> bool:
         """False when a lease could not be extended now, because somebody's open transaction holds its row."""
@@ -84,19 +83,19 @@ class Heartbeat(Loop):
             extended = [token for token, beat in ours.items() if beat.extended]
             self.ledger.renew(extended, sent + self.options.lease)
             complete = complete and len(extended) == len(ours)
-            self._lose([token for token in tokens if token not in ours], "taken by a rescue")
+            self.lose([token for token in tokens if token not in ours], "taken by a rescue")
             for token, beat in ours.items():
                 for held in self.ledger.request_cancel(token, beat.cancelled) if beat.cancelled else ():
                     self.events.emit(EventName.JOB_CANCEL_REQUESTED, id=held.job.id, queue=queue)
                     self.tell(held)
-        self.link.run(worker_ops.beat(self.worker_id, self.identity))
+        self.link.run(worker_ops.beat(self.worker_id, self.identity, self.report()))
+        self._compare()
         return complete
 
-    def _lose(self, tokens: Sequence[int], why: str) -> None:
-        lost = self.ledger.lose(tokens) if tokens else []
-        for held in lost:
-            if held.current is not None:
-                held.current.cancel()
-            self.tell(held)
-        if lost:
-            self.events.emit(EventName.LEASE_LOST, ids=[held.job.id for held in lost], during=why)
+    def _compare(self) -> None:
+        """Ask how others do, once everything fails here."""
+        queues = self.fitness.suspect()
+        if queues and not self.stopping.is_set():
+            verdict = self.fitness.judge(queues, self.link.run(worker_ops.peers(self.worker_id, queues)))
+            if verdict is not None:
+                self.unfit(verdict)

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
 from pgqueue.current import CurrentJob
@@ -36,14 +36,15 @@ class Start(enum.Enum):
 
 
 class Lease:
-    """One claim. `deadline` is on the monotonic clock, counted from the moment the claim or renewal was sent."""
+    """One claim. `deadline` is on the monotonic clock, counted from the moment the claim or renewal was sent. `confirmed` is
+    the last one that the database agreed to: until then nobody else can have taken the jobs."""
 
-    __slots__ = ("deadline", "held", "queue", "token")
+    __slots__ = ("confirmed", "deadline", "held", "queue", "token")
 
     def __init__(self, token: int, queue: str, deadline: float) -> None:
         self.token = token
         self.queue = queue
-        self.deadline = deadline
+        self.deadline = self.confirmed = deadline
         self.held: dict[int, Held] = {}
 
 
@@ -116,10 +117,11 @@ class Ledger:
         """Decide this job's outcome now; False when somebody else has."""
         return held.move(_UNDECIDED, Phase.SETTLING)
 
-    def take_all(self, *phases: Phase) -> list[Held]:
-        """The same for every job that is in one of these phases."""
+    def take_all(self, *phases: Phase, queue: str | None = None, but: Collection[Held] = ()) -> list[Held]:
+        """The same for every job that is in one of these phases, of one queue or of all, and not in `but`."""
         with self._lock:
-            return [held for held in self._all() if held.move(phases, Phase.SETTLING)]
+            chosen = (held for held in self._all() if (queue is None or held.job.queue == queue) and held not in but)
+            return [held for held in chosen if held.move(phases, Phase.SETTLING)]
 
     def finished(self, helds: Iterable[Held]) -> list[int]:
         """The tokens whose last jobs these are, if all of them are written now. Changes nothing."""
@@ -158,24 +160,24 @@ class Ledger:
                 lease = self._leases.get(token)
                 if lease is not None:
                     lease.deadline = max(lease.deadline, deadline)
+                    lease.confirmed = max(lease.confirmed, deadline)
 
     def lose(self, tokens: Iterable[int]) -> list[Held]:
         """These leases are not ours any more; returns their jobs that were waiting or running.
 
         Jobs whose outcome is on the way stay: their settle carries the token and finds out by itself.
         """
-        lost: list[Held] = []
         with self._lock:
-            for lease in filter(None, map(self._leases.get, tokens)):
-                lease.deadline = math.inf  # what stays is being written: nothing is left that could be lost
-                lost.extend(held for held in lease.held.values() if held.move(_UNDECIDED, Phase.LOST))
+            lost = self._lose(filter(None, map(self._leases.get, tokens)))
         self.remove(lost)
         return lost
 
-    def expired(self, now: float) -> list[int]:
-        """Tokens of leases that could not be renewed in time."""
+    def lose_expired(self, now: float) -> list[Held]:
+        """The same for the leases that have ended. One step: what a beat renews meanwhile must not be given up."""
         with self._lock:
-            return [lease.token for lease in self._leases.values() if lease.deadline <= now]
+            lost = self._lose(lease for lease in self._leases.values() if lease.deadline <= now)
+        self.remove(lost)
+        return lost
 
     def first_deadline(self) -> float:
         """When the first lease ends that is not renewed; infinity where none is held."""
@@ -196,6 +198,14 @@ class Ledger:
                 if current is not None:
                     current.cancel()
             return news
+
+    @staticmethod
+    def _lose(leases: Iterable[Lease]) -> list[Held]:
+        lost: list[Held] = []
+        for lease in leases:
+            lease.deadline = math.inf  # what stays is being written: nothing is left that could be lost
+            lost.extend(held for held in lease.held.values() if held.move(_UNDECIDED, Phase.LOST))
+        return lost
 
     def _all(self) -> list[Held]:
         return [held for lease in self._leases.values() for held in lease.held.values()]

@@ -1,11 +1,13 @@
 """A control loop's own connection: reopened when it breaks, and cut when a round trip takes too long.
 
 libpq waits for an answer without end. The watchdog shuts the socket down when the deadline of a round trip has passed,
-which ends the wait with an error in the thread that waits; a frozen server or a silent firewall cannot hang a loop.
+which ends the wait with an error in the thread that waits; a frozen server or a silent firewall cannot hang a loop. A
+connection that does not come about is given up in the same time, but for the two seconds that libpq waits at least.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -18,11 +20,12 @@ import psycopg
 
 from pgqueue.config import Settings
 from pgqueue.drivers.execute import SyncConnection, run
-from pgqueue.drivers.pool import connect_options, database_url, unavailable
+from pgqueue.drivers.pool import choose_preparing, connect_options, database_url, unavailable
 from pgqueue.ops import Op
 
 T = TypeVar("T")
 LONGEST_SLEEP = 60.0
+LIBPQ_LEAST = 2
 
 
 class Watchdog:
@@ -86,6 +89,7 @@ class Link:
         self.settings = settings
         self.watchdog = watchdog
         self.deadline = deadline
+        self.pooled = False
         self._url = url
         self._connection: SyncConnection | None = None
 
@@ -93,8 +97,17 @@ class Link:
         """The open connection, opened now if need be; DatabaseUnavailable when it cannot be."""
         if self._connection is None or self._connection.closed:
             url = self._url or database_url(self.settings)
+            options = connect_options(self.settings, url)
+            options["connect_timeout"] = min(options["connect_timeout"], max(LIBPQ_LEAST, math.ceil(self.deadline)))
             with unavailable(self.settings):
-                self._connection = psycopg.connect(url, **connect_options(self.settings))
+                connection = psycopg.connect(url, **options)
+                try:
+                    with self.watchdog.watching(connection, self.deadline):
+                        self.pooled = choose_preparing(connection, self.settings)
+                except BaseException:
+                    connection.close()
+                    raise
+                self._connection = connection
         return self._connection
 
     def run(self, op: Op[T]) -> T:

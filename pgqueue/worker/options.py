@@ -15,6 +15,10 @@ class WorkerOptions:
     """`queues`: in the order in which they are served, None for those of the registered tasks. `concurrency`: threads for
     plain functions, and as many `async def` jobs at once. `lease`, `heartbeat`, `grace`, `poll`: seconds; the heartbeat is
     a third of the lease unless given, and never more than a third. `drain`: leave when the queues are empty.
+
+    `breaker_failures`: so many failures in a row, for one reason and within a minute, hold a queue back.
+    `unfit_failures`: so many in a row, while other workers complete jobs of the same queues, make the worker leave. 0
+    switches either off.
     """
 
     queues: tuple[str, ...] | None = None
@@ -25,6 +29,8 @@ class WorkerOptions:
     poll: float = 1.0
     drain: bool = False
     name: str | None = None
+    breaker_failures: int = 20
+    unfit_failures: int = 100
 
     def __post_init__(self) -> None:
         for queue in self.queues or ():
@@ -33,6 +39,8 @@ class WorkerOptions:
         validate_seconds("lease", self.lease, least=1.0)
         validate_seconds("grace", self.grace)
         validate_seconds("poll", self.poll, least=0.05)
+        validate_count("breaker_failures", self.breaker_failures, least=0, most=10_000)
+        validate_count("unfit_failures", self.unfit_failures, least=0, most=1_000_000)
         if self.heartbeat is not None:
             validate_seconds("heartbeat", self.heartbeat, least=0.05)
             if self.heartbeat > self.lease / BEATS_PER_LEASE:

@@ -12,6 +12,7 @@ import psycopg
 from pgqueue.errors import DatabaseUnavailable, PgQueueError
 from pgqueue.events import Bus, EventName
 from pgqueue.failure import PLACEHOLDER
+from pgqueue.job import Job
 from pgqueue.ops import settle as settle_ops
 from pgqueue.outcome import Outcome, OutcomeKind
 from pgqueue.worker.inbox import Inbox
@@ -23,6 +24,7 @@ BATCH = 1000
 WAIT = 5.0
 LAST_WRITES = 1.0
 Pending = tuple[Held, Outcome]
+ENDING = (OutcomeKind.COMPLETED, OutcomeKind.DISCARD, OutcomeKind.DEAD)
 PASSING = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg.errors.ReadOnlySqlTransaction)
 
 
@@ -47,8 +49,10 @@ class Settler(Loop):
         self._inbox: Inbox[Pending] = Inbox()
         self._batches: dict[str, list[Pending]] = {}
         self.settled = 0
+        self.completed: dict[str, int] = {}
         self.relieved: Callable[[], None] = _nobody
         self._most = BATCH
+        self._unsure: dict[tuple[int, int], float] = {}
 
     def submit(self, held: Held, outcome: Outcome) -> None:
         """Have this outcome written."""
@@ -121,13 +125,36 @@ class Settler(Loop):
             finished=self.ledger.finished(helds),
             options=self.options,
         )
-        lost = self.link.run(op)
+        try:
+            lost = self.link.run(op)
+            if lost and self._unsure:
+                lost = self._without_stored(name, chosen, lost)
+        except PASSING:
+            self._unsure.update({(held.job.id, held.job.token): held.lease.confirmed for held in helds})
+            raise
         self.ledger.remove(helds)
+        if self._unsure:
+            for held in helds:
+                self._unsure.pop((held.job.id, held.job.token), None)
         self.settled += len(helds) - len(lost)
+        done = OutcomeKind.COMPLETED  # looked up once: per job it would cost more than the comparison
+        completed = sum([outcome.kind is done for _, outcome in chosen])
+        self.completed[name] = self.completed.get(name, 0) + completed
         if self.events.wanted(EventName.JOBS_SETTLED) or self.events.wanted(EventName.JOBS_RELEASED):
             self._tell(name, chosen, {(job.id, job.token) for job in lost})
         if lost:
             self.events.emit(EventName.LEASE_LOST, ids=[job.id for job in lost], during="settle")
+
+    def _without_stored(self, name: str, chosen: Sequence[Pending], lost: Sequence[Job]) -> list[Job]:
+        """Those of `lost` that are lost indeed. The others were written by a try whose answer did not arrive: their lease
+        has not ended since, so nobody else can have settled them."""
+        now = time.monotonic()
+        ends = {(held.job.id, held.job.token) for held, outcome in chosen if outcome.kind in ENDING}
+        ours = [job for job in lost if now < self._unsure.get((job.id, job.token), 0.0)]
+        # What the crash of a server forgot was written by nobody: its claim, and the row is still there.
+        live = self.link.run(settle_ops.live(name, [job.id for job in ours])) if ours else set()
+        stored = {(job.id, job.token) for job in ours if job.id not in live or (job.id, job.token) not in ends}
+        return [job for job in lost if (job.id, job.token) not in stored]
 
     def _tell(self, name: str, chosen: Sequence[Pending], lost: set[tuple[int, int]]) -> None:
         by_kind: dict[str, list[int]] = {}

@@ -1,49 +1,37 @@
-"""Runner threads for plain functions: they pull from one queue, and push outcomes to the settler."""
+"""Runner threads for plain functions: they pull from one queue, and push outcomes to the settler.
+
+A thread cannot be stopped from outside. One whose job goes on past its timeout is stuck: it keeps its job, so that no second
+attempt overlaps it, and another thread takes its slot, so that the others are not held up.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from pgqueue.current import CurrentJob, enter
-from pgqueue.events import Bus, EventName
-from pgqueue.job import Job
-from pgqueue.outcome import RELEASED, Outcome
-from pgqueue.task import Registry
-from pgqueue.worker.execution import Finish, check_result, judge, prepare, report
-from pgqueue.worker.ledger import Held, Ledger, Start
-
-Extend = Callable[[Job, float], None]
+from pgqueue.events import EventName
+from pgqueue.outcome import COMPLETED, Outcome
+from pgqueue.worker.execution import Runner, check_result, judge, prepare
+from pgqueue.worker.ledger import Held, Phase
 
 
-class ThreadRunner:
-    """`concurrency` threads. `hungry` is called when the buffer runs low, so that the next claim is under way in time.
-    `announce`, refreshed at every claim, says whether anybody wants to hear of every start."""
+class ThreadRunner(Runner):
+    """`concurrency` threads, and at most as many stuck ones beside them. `limit` is called with every time, on the monotonic
+    clock, at which a job may come to be past its timeout."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        ledger: Ledger,
-        events: Bus,
-        *,
-        concurrency: int,
-        finish: Finish,
-        extend: Extend,
-        hungry: Callable[[], None],
-    ) -> None:
-        self.registry = registry
-        self.ledger = ledger
-        self.events = events
-        self.finish = finish
-        self.extend = extend
-        self.hungry = hungry
+    def __init__(self, *shared: Any, **more: Any) -> None:
+        super().__init__(*shared, **more)
+        self.limit: Callable[[float], None] = _nobody
         self.buffer: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
-        self.low_mark = 0
-        self.announce = True
-        self._slots = [_Slot(self, number) for number in range(concurrency)]
+        self._changing = threading.Lock()
+        self._slots = [_Slot(self, number) for number in range(self.concurrency)]
+        self._stuck: list[_Slot] = []
 
     def start(self) -> None:
         """Start all threads."""
@@ -57,75 +45,131 @@ class ThreadRunner:
 
     def idle(self) -> bool:
         """True when every thread has ended or waits."""
-        return all(not slot.busy for slot in self._slots)
+        return not any(slot.busy for slot in [*self._slots, *self._stuck])
 
     def running(self) -> int:
-        """How many threads are in a job now."""
+        """How many threads are in a job now, but for the stuck ones."""
         return sum(slot.busy for slot in self._slots)
 
-    def rescue(self, held: Held, error: BaseException) -> None:
-        """Something of ours failed around a job: that is a failed attempt of it, unless its outcome is known already."""
-        if self.ledger.take(held):
-            self.finish(held, judge(held, error, prepared=True))
-
     def clocked(self) -> tuple[int, float]:
-        """Jobs done and seconds spent in them, since the start."""
-        return sum(slot.count for slot in self._slots), sum(slot.seconds for slot in self._slots)
+        """Jobs done in time and seconds spent in them, since the start."""
+        slots = self._slots
+        return sum(slot.count for slot in slots), sum(slot.seconds for slot in slots)
+
+    def stuck(self) -> list[Held]:
+        """The jobs of this worker that still run past their timeout."""
+        helds = [slot.held for slot in self._stuck if slot.busy]
+        return [held for held in helds if held is not None and held.phase is Phase.RUNNING]
+
+    def replace_stuck(self, now: float) -> int:
+        """Put a new thread in the place of every one that is past its timeout, as long as there are at most `concurrency`
+        stuck ones; returns how many there are."""
+        for slot in self._slots:
+            if slot.deadline <= now and (held := slot.give_up()) is not None:
+                with self._changing:
+                    self._stuck = [*self._stuck, slot]
+                    stuck = len(self._stuck)
+                    self._slots = [other for other in self._slots if other is not slot]
+                    if stuck <= self.concurrency:
+                        self._slots.append(successor := _Slot(self, slot.number, slot.count, slot.seconds))
+                        successor.start()
+                self._tell(held, stuck)
+                self.hungry()
+        return len(self._stuck)
+
+    def first_deadline(self) -> float:
+        """When the next job comes to be past its timeout; infinity where none has one."""
+        return min((slot.deadline for slot in self._slots), default=math.inf)
+
+    def forget(self, slot: _Slot) -> None:
+        """A stuck thread has come to its end after all."""
+        with self._changing:
+            self._stuck = [other for other in self._stuck if other is not slot]
+
+    def _tell(self, held: Held, stuck: int) -> None:
+        job = held.job
+        facts: dict[str, Any] = {"id": job.id, "queue": job.queue, "task": job.task, "attempt": job.attempt}
+        self.events.emit(EventName.JOB_OVERDUE, **facts, timeout=job.timeout, stuck=stuck)
 
 
 class _Slot:
-    def __init__(self, runner: ThreadRunner, number: int) -> None:
+    """One thread. `deadline` is when its job comes to be past its timeout, infinity without one."""
+
+    def __init__(self, runner: ThreadRunner, number: int, count: int = 0, seconds: float = 0.0) -> None:
         self.runner = runner
+        self.number = number
         self.busy = False
-        self.count = 0
-        self.seconds = 0.0
+        self.count = count
+        self.seconds = seconds
+        self.deadline = math.inf
+        self.held: Held | None = None
+        self._replaced = False
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"pgqueue-runner-{number}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def give_up(self) -> Held | None:
+        """Stuck: the thread ends after this job. None when the job has ended just now."""
+        with self._lock:
+            if self.deadline == math.inf:
+                return None
+            self.deadline = math.inf
+            self._replaced = True
+            return self.held
+
     def _run(self) -> None:
         buffer, runner = self.runner.buffer, self.runner
-        while True:
+        while not self._replaced:
             held = buffer.get()
             if held is None:
                 return
             self.busy = True
             began = time.monotonic()
             try:
-                self._job(held)
+                self._job(held, began)
             except BaseException as error:  # noqa: BLE001 - whatever escapes, the thread lives and the job gets an outcome
                 runner.rescue(held, error)
             finally:
+                if self.held is not None:
+                    self._in_time()
                 self.count += 1
                 self.seconds += time.monotonic() - began
                 self.busy = False
             if buffer.qsize() <= runner.low_mark:
                 runner.hungry()
+        runner.forget(self)
 
-    def _job(self, held: Held) -> None:
-        runner = self.runner
-        current = CurrentJob(held.job, runner.extend)
-        start = runner.ledger.begin(held, current)
-        if start is Start.GIVE_BACK:
-            runner.finish(held, RELEASED)
-        if start is not Start.RUN:
+    def _job(self, held: Held, began: float) -> None:
+        current = self.runner.begin(held)
+        if current is None:
             return
-        if runner.announce:
-            runner.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
+        timeout = held.job.timeout
+        if timeout is not None and timeout < math.inf:
+            self.held = held
+            self.deadline = began + timeout
+            self.runner.limit(self.deadline)
         outcome, error = self._call(held, current)
-        if runner.ledger.take(held):
-            runner.finish(held, outcome)
-            report(runner.events, held, outcome, error)
+        self.runner.end(held, outcome, error)
+
+    def _in_time(self) -> None:
+        """The job has ended; from here on it is too late to give this thread up."""
+        with self._lock:
+            self.deadline = math.inf
+            self.held = None
 
     def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
         prepared = False
         try:
-            task, args, kwargs = prepare(self.runner.registry, held.job)
+            task, args, kwargs = prepare(self.runner.registry.find, held.job)
             prepared = True
             context = contextvars.copy_context()
             context.run(enter, current)
             check_result(context.run(task.function, *args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
             return judge(held, error, prepared=prepared), error
-        return judge(held, None, prepared=True), None
+        return COMPLETED, None
+
+
+def _nobody(deadline: float) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -19,10 +20,14 @@ from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.outcome import RELEASED
 from pgqueue.version import SCHEMA_REVISION, __version__
+from pgqueue.worker import places
+from pgqueue.worker.breaker import Breaker, Verdict
+from pgqueue.worker.children import ChildRunner
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.coroutines import CoroutineRunner
+from pgqueue.worker.fence import Fence
 from pgqueue.worker.heartbeat import Heartbeat
-from pgqueue.worker.ledger import Ledger, Phase
+from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link, Watchdog
 from pgqueue.worker.listener import Ears, Listener
 from pgqueue.worker.loop import Loop
@@ -30,15 +35,26 @@ from pgqueue.worker.maintenance import Maintenance
 from pgqueue.worker.options import WorkerOptions
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.threads import ThreadRunner
+from pgqueue.worker.timeouts import Timeouts
 
-LAST_WRITES = 1.5
-"""Seconds after the end of the grace time for the last settles and releases."""
+LEAVING = 1.8
+"""Seconds after the end of the grace time for the last settles and releases, and for whatever hangs on a dead network."""
+LOOPS_END, LAST_BEAT, LAST_ROW = 0.5, 0.2, 0.3
+"""What the loops that only bring work get of it, the last heartbeat, and the deletion of the worker's row."""
+UNFIT = 70
+"""The exit status of a worker on which everything fails while others work: EX_SOFTWARE of sysexits.h."""
+STUCK = 75
+"""The exit status of a worker with too many threads past their timeout: EX_TEMPFAIL, start it again."""
+CHILDREN_END = 0.4
+"""Seconds until the children that were killed are gone: they have nothing to say in it."""
 
 
 class Worker:
     """Runs the jobs of an application's tasks until it is stopped.
 
-    `run()` blocks and returns the exit status: 0 after a stop or a drain, 1 when a part of the worker broke for good.
+    `run()` blocks and returns the exit status: 0 after a stop or a drain, 1 when a part of the worker broke for good, 70
+    when everything failed here while other workers completed jobs of the same queues, 75 when too many threads are stuck
+    past their timeout: end the process then, since only that ends them.
     `stop()` may be called from any thread: the first call ends the worker gracefully, the second at once (what runs is
     released, not lost). From a signal handler only when `run()` is in another thread: a handler interrupts the main thread
     wherever it is, inside `run()` too.
@@ -60,9 +76,14 @@ class Worker:
         self._control_lock = threading.Lock()
         self._listener: Listener | None = None
         self._identity = self._describe()
+        self._places = places.Places(app)
 
     def run(self) -> int:
         """Work until stopped. DatabaseUnavailable or SchemaError when it cannot begin."""
+        if places.importing:
+            raise ConfigurationError(
+                'importing the application starts a worker: put its start below `if __name__ == "__main__":`'
+            )
         self.watchdog.start()
         self._control = self._link()
         self._check_schema()
@@ -111,6 +132,7 @@ class Worker:
     def _build(self) -> None:
         app, options, events, fatal = self.app, self.options, self.events, self._fatal
         self.settler = Settler(self._link(), self.ledger, events, app.settle_options, fatal)
+        self.breaker = Breaker(self.queues, self.ledger, events, options, self.settler.submit)
         self.claimer = Claimer(
             self._link(),
             self.queues,
@@ -120,6 +142,7 @@ class Worker:
             options,
             self.worker_id,
             settler=self.settler,
+            breaker=self.breaker,
             drained=self.stop_once,
             hearing=self._hearing,
             fatal=fatal,
@@ -127,24 +150,36 @@ class Worker:
         self.settler.relieved = self.claimer.relieved
         shared: dict[str, Any] = {
             "concurrency": options.concurrency,
-            "finish": self.settler.submit,
+            "finish": self.breaker.finish,
             "extend": self._extend,
             "hungry": self.claimer.hungry,
         }
         self.threads = ThreadRunner(app.tasks, self.ledger, events, **shared)
         self.coroutines = CoroutineRunner(app.tasks, self.ledger, events, **shared)
+        self.children = ChildRunner(self._places, app.tasks, self.ledger, events, **shared)
+        self.timeouts = Timeouts(self.threads, events, too_many=self._too_many_stuck, fatal=fatal)
         self.claimer.threads, self.claimer.coroutines = self.threads, self.coroutines
+        self.claimer.children = self.children
+        self.fence = Fence(self.ledger, events, options.lease, tell=self._tell, fatal=fatal)
+        self._build_heartbeat()
+        self._helpers = self._build_helpers()
+
+    def _build_heartbeat(self) -> None:
         self.heartbeat = Heartbeat(
             self._link(),
             self.ledger,
-            events,
-            options,
+            self.events,
+            self.options,
             self.worker_id,
             self._identity,
-            tell=self.coroutines.cancel,
-            fatal=fatal,
+            tell=self._tell,
+            lose=self.fence.lose,
+            fitness=self.breaker.fitness,
+            report=self._report,
+            unfit=self._unfit,
+            fatal=self._fatal,
         )
-        self._helpers = self._build_helpers()
+        self.breaker.opened, self.breaker.closed = self.heartbeat.ask, self._circuit_closed
 
     def _build_helpers(self) -> list[Loop]:
         """What a worker could do without for a while: upkeep, and the ears."""
@@ -160,7 +195,11 @@ class Worker:
             self._hearing,
             self._fatal,
         )
-        if not app.channel:
+        if self._control.pooled:
+            listens = bool(app.channel and app.settings.listen_url)
+            self.events.emit(EventName.WORKER_POOLED, worker=self.worker_id, listens=listens)
+        # Through a pooler LISTEN would stay behind, in a session that serves others; listen_url says that it is safe.
+        if not app.channel or (self._control.pooled and not app.settings.listen_url):
             return [upkeep]
         link, queues = self._link(app.settings.listen_url), frozenset(self.queues)
         ears = Ears(ready=wake, due=upkeep.poke, cancelled=self.heartbeat.ask, say_hello=self._say_hello)
@@ -176,7 +215,9 @@ class Worker:
 
     def _start(self) -> None:
         self.settler.start()
+        self.fence.start()
         self.heartbeat.start()
+        self.timeouts.start()
         self.threads.start()
         self.coroutines.start()
         for helper in self._helpers:
@@ -196,9 +237,32 @@ class Worker:
             error=type(error).__name__,
             detail=one_line(str(error)),
         )
-        if loop == Heartbeat.name:
-            self._now.set()  # without heartbeats nothing that runs may go on
+        if loop in (Heartbeat.name, Fence.name):
+            self._now.set()  # without heartbeats, and their fence, nothing that runs may go on
         self.stop_once()
+
+    def _report(self) -> worker_ops.Report:
+        return worker_ops.Report(completed=dict(self.settler.completed), circuits=self.breaker.report())
+
+    def _circuit_closed(self) -> None:
+        self.heartbeat.ask()
+        self.claimer.wake()
+
+    def _unfit(self, verdict: Verdict) -> None:
+        if not self._stop.is_set():
+            self.exit_status = UNFIT
+            self.events.emit(EventName.WORKER_UNFIT, worker=self.worker_id, **dataclasses.asdict(verdict))
+            self.stop_once()
+
+    def _too_many_stuck(self, stuck: int) -> None:
+        self.exit_status = self.exit_status or STUCK
+        self.events.emit(EventName.WORKER_STUCK, worker=self.worker_id, stuck=stuck)
+        self.stop_once()
+
+    def _tell(self, held: Held) -> None:
+        """Something has happened to a job that runs."""
+        self.coroutines.cancel(held)
+        self.children.cancel(held)
 
     def _extend(self, job: Job, seconds: float) -> None:
         with self._control_lock:
@@ -217,17 +281,22 @@ class Worker:
         for part in self._helpers:
             part.stop()
         self._release(Phase.WAITING)
+        self.children.stop()
         self._wait_for_handlers(began + self.options.grace)
-        self.claimer.join(0.5)
-        for part in self._helpers:
-            part.join(0.7)
+        end = time.monotonic() + LEAVING
+        for part in (self.claimer, *self._helpers):
+            part.join(end - LEAVING + LOOPS_END - time.monotonic())
+        self.children.give_back(CHILDREN_END)
         self._release(Phase.WAITING, Phase.RUNNING)
+        self.children.stop()
         self.settler.stop()
-        self.settler.join(LAST_WRITES)
+        self.settler.join(end - LAST_BEAT - LAST_ROW - time.monotonic())
         self.threads.stop()
         self.coroutines.stop()
-        self.coroutines.join(0.2)
-        self._last_writes()
+        self.coroutines.join(max(0.0, min(0.2, end - LAST_BEAT - LAST_ROW - time.monotonic())))
+        self.children.join(max(0.0, end - LAST_BEAT - LAST_ROW - time.monotonic()))
+        self.timeouts.stop()
+        self._last_writes(end)
         self.events.emit(
             EventName.WORKER_STOPPED,
             worker=self.worker_id,
@@ -236,23 +305,30 @@ class Worker:
         )
 
     def _release(self, *phases: Phase) -> None:
-        for held in self.ledger.take_all(*phases):
+        # What cannot be stopped is not given back, or two attempts would overlap: its lease ends after this process has.
+        kept = {*self.threads.stuck(), *self.children.held()} if Phase.RUNNING in phases else set()
+        for held in self.ledger.take_all(*phases, but=kept):
             if held.current is not None:
                 held.current.cancel()
-                self.coroutines.cancel(held)
+                self._tell(held)
             self.settler.submit(held, RELEASED)
 
     def _wait_for_handlers(self, end: float) -> None:
         """Until nothing is held any more, the grace time is over, or a second stop came. Late claims are given back by the
         claimer itself."""
-        while len(self.ledger) and time.monotonic() < end and not self._now.is_set():
+        while self._awaited() and time.monotonic() < end and not self._now.is_set():
             self._now.wait(0.02)
 
-    def _last_writes(self) -> None:
+    def _awaited(self) -> int:
+        """How many jobs the end waits for. Too many stuck ones are the reason for it, and not waited for."""
+        return len(self.ledger) - (len(self.threads.stuck()) if self.exit_status == STUCK else 0)
+
+    def _last_writes(self, end: float) -> None:
         """Bounded: a server that does not answer must not keep the process from leaving; leases cover the rest."""
         self.heartbeat.stop()
-        self.heartbeat.join(0.5)  # before the row goes: its last beat would bring it back
-        self._bounded(self._leave)
+        self.heartbeat.join(max(LAST_BEAT, end - LAST_ROW - time.monotonic()))  # its last beat would bring the row back
+        self.fence.stop()
+        self._bounded(self._leave, max(LAST_ROW, end - time.monotonic()))
         self.watchdog.stop()
 
     def _leave(self) -> None:
@@ -261,11 +337,11 @@ class Worker:
             self._control.close()
 
     @staticmethod
-    def _bounded(work: Callable[[], object]) -> None:
+    def _bounded(work: Callable[[], object], seconds: float) -> None:
         def guarded() -> None:
             with suppress(Exception):  # the row of a worker that left is pruned by others
                 work()
 
         thread = threading.Thread(target=guarded, daemon=True)
         thread.start()
-        thread.join(0.5)
+        thread.join(seconds)

@@ -19,11 +19,12 @@ class Workers:
     def __init__(self, database: str, log: Path) -> None:
         self.database = database
         self.log = log
+        self.app = "tests.chaos.app:pq"
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, lease: float = 2.0, concurrency: int = 5, **options: float) -> subprocess.Popen[bytes]:
         """One more worker on the queue "chaos"."""
-        words = [sys.executable, "-m", "pgqueue", "worker", "--app", "tests.chaos.app:pq", "--queues", "chaos"]
+        words = [sys.executable, "-m", "pgqueue", "worker", "--app", self.app, "--queues", "chaos"]
         for name, value in {"lease": lease, "concurrency": concurrency, **options}.items():
             words += [f"--{name}", f"{value:g}"]
         environment = {**os.environ, "PGQUEUE_DATABASE_URL": self.database, "PYTHONPATH": str(ROOT)}

@@ -23,6 +23,7 @@ HINTED = {"floors": [1, 0, -(2**15)], "ceilings": [2**15 - 1, 0, -1], "after": [
 PAIRS = {"queue": "q", "ids": [1, 2, 3], "tokens": [1, 2, 3]}
 RETRY = {"delays": [0.0, 1.0, 2.0], "spent": [True] * 3, "errors": [None] * 3, "archive": True, "channel": None}
 BURY = {"reasons": ["x"] * 3, "errors": [None] * 3}
+FROM_START = {"after": "-infinity", "seen": []}
 HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_claim (full pass)": ("job_claim", {**CLAIM, **FULL}),
     "job_claim (hinted pass)": ("job_claim", {**CLAIM, **HINTED}),
@@ -36,7 +37,7 @@ HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_release": ("job_release", {**PAIRS, "archive": True, "channel": None}),
     "lease_extend": ("lease_extend", {**PAIRS, "lease": 30, "leases": [1]}),
     "lease_beat": ("lease_beat", {"queue": "q", "worker_id": 1, "lease": 30, "leases": [1, 2]}),
-    "job_rescue": ("job_rescue", {"queue": "q", "limit": 20, "archive": True, "seen": [], "channel": None}),
+    "job_rescue": ("job_rescue", {"queue": "q", "limit": 20, "archive": True, **FROM_START, "channel": None}),
     "job_promote": ("job_promote", {"queue": "q", "limit": 500, "channel": None}),
     "job_adopt": ("job_adopt", {"queue": "q", "limit": 100}),
     "queue_agenda": ("queue_agenda", {"queue": "q"}),

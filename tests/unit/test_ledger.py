@@ -80,12 +80,21 @@ def test_a_token_is_finished_with_its_last_job() -> None:
     assert (len(ledger), ledger.tokens()) == (0, {})
 
 
-def test_an_outcome_that_cannot_be_written_yet_does_not_keep_the_heartbeat_awake() -> None:
+def test_a_lease_that_was_renewed_in_the_last_moment_is_not_given_up() -> None:
+    ledger = Ledger()
+    [kept] = ledger.add([make(1, token=1)], time.monotonic() - 1)
+    [gone] = ledger.add([make(2, token=2)], time.monotonic() - 1)
+    ledger.renew([1], later())
+    assert ledger.lose_expired(time.monotonic()) == [gone]
+    assert ledger.begin(kept, current(kept.job)) is Start.RUN
+
+
+def test_an_outcome_that_cannot_be_written_yet_does_not_keep_the_fence_awake() -> None:
     ledger = Ledger()
     waiting, settling = ledger.add([make(1), make(2)], time.monotonic() - 1)
     assert ledger.take(settling)
     assert ledger.first_deadline() < time.monotonic()
-    assert ledger.lose(ledger.expired(time.monotonic())) == [waiting]
+    assert ledger.lose_expired(time.monotonic()) == [waiting]
     assert ledger.first_deadline() == math.inf
-    assert ledger.expired(time.monotonic()) == []
+    assert ledger.lose_expired(time.monotonic()) == []
     assert ledger.finished([settling]) == [1]

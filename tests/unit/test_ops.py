@@ -219,11 +219,25 @@ def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None
 
 
 def test_a_rescue_goes_on_until_nothing_is_left() -> None:
-    round_one = [(lease, "lease", None) for lease in range(rescue.LEASES)] + [(1, "returned", ""), (2, "dead", "")]
-    steps, rescued = drive(
-        rescue.rescue("q", archive=True), iter([round_one, [(99, "lease", None), (3, "cancelled", "")]])
-    )
-    assert [step.params["seen"] for step in steps] == [[], list(range(rescue.LEASES))]
+    def full(first: int, at: str, last: int) -> Rows:
+        """A round of as many leases as are asked for, of which so many end at the last moment of all."""
+        ids = range(first, first + rescue.LEASES)
+        return [(lease, "lease", None, at if lease in ids[-last:] else "before", lease in ids[-last:]) for lease in ids]
+
+    settled: Rows = [(1, "returned", "", None, None), (2, "dead", "", None, None)]
+    rounds: list[Rows] = [
+        [*full(100, "noon", 2), *settled],
+        full(200, "noon", 1),
+        full(300, "one", 1),
+        [(99, "lease", None, "two", True), (3, "cancelled", "", None, None)],
+    ]
+    steps, rescued = drive(rescue.rescue("q", archive=True), iter(rounds))
+    assert [(step.params["after"], step.params["seen"]) for step in steps] == [
+        ("-infinity", []),
+        ("noon", [118, 119]),
+        ("noon", [118, 119, 219]),
+        ("one", [319]),
+    ]
     assert rescued == ([1], [2], [3])
 
 

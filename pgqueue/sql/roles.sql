@@ -1,0 +1,65 @@
+-- What `pgqueue migrate --roles` runs, as the owner of the schema; not among the statements of the queue. The one place where
+-- grants are written: a revision that adds a table, a sequence or a function adds its grants here.
+-- {worker}, {producer} and {reader} are the quoted names of the roles, {schema} that of the schema.
+
+-- name: roles_check
+-- What would be missing: the right to make roles that are not there, and the ownership of what is granted. Without ownership
+-- a GRANT may do nothing, and only warn.
+SELECT current_user::text,
+       (SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user),
+       ARRAY(SELECT wanted FROM unnest(CAST(%(roles)s AS text[])) AS wanted
+             WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted)),
+       ARRAY(SELECT name FROM (
+                SELECT 'schema' AS name, nspowner AS owner FROM pg_namespace WHERE nspname = %(schema)s
+                UNION ALL
+                SELECT c.relname::text, c.relowner FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                WHERE n.nspname = %(schema)s AND c.relname = ANY (CAST(%(objects)s AS text[]))
+                UNION ALL
+                SELECT p.proname::text, p.proowner FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+                WHERE n.nspname = %(schema)s AND p.proname = ANY (CAST(%(objects)s AS text[]))) AS owned
+             WHERE NOT pg_has_role(owner, 'USAGE'))
+
+-- name: role_create
+-- The exception: roles belong to the whole server, and a migration of another database may make the same one at this moment.
+DO $do$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') THEN
+        CREATE ROLE {role} NOLOGIN;
+    END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
+    NULL;
+END $do$
+
+-- name: roles_revoke
+-- First nothing, then exactly what follows: what an earlier release or a --with-payloads gave does not linger. Both in one
+-- transaction, so nobody sees the state between. Revoking a table's rights revokes those of its columns.
+REVOKE ALL ON SCHEMA {schema} FROM {worker}, {producer}, {reader};
+REVOKE ALL ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter, {schema}.archive, {schema}.queue,
+    {schema}.schema_version FROM {worker}, {producer}, {reader};
+REVOKE ALL ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq FROM {worker}, {producer}, {reader};
+REVOKE ALL ON FUNCTION {schema}.archive_roll(interval) FROM {worker}, {producer}, {reader}
+
+-- name: roles_grant
+-- worker: the worker process and the operator's commands. UPDATE on dead_letter: what is redriven is locked first. The archive is
+--   only written to. queue: pause is an upsert, nothing is deleted there.
+-- producer: enqueues, and sees the id of what it enqueued. Not among its columns: attempt, lost, lease_id, cancel_requested and
+--   errors, which say that somebody ran the job.
+-- reader: everything but payloads, which are args, kwargs and headers, and what may repeat them: errors and the reasons.
+GRANT USAGE ON SCHEMA {schema} TO {worker}, {producer}, {reader};
+GRANT SELECT ON {schema}.schema_version TO {worker}, {reader};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter TO {worker};
+GRANT INSERT ON {schema}.archive TO {worker};
+GRANT SELECT, INSERT, UPDATE ON {schema}.queue TO {worker};
+GRANT USAGE ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq TO {worker};
+GRANT EXECUTE ON FUNCTION {schema}.archive_roll(interval) TO {worker};
+GRANT INSERT (id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at),
+    SELECT (id) ON {schema}.job TO {producer};
+GRANT USAGE ON SEQUENCE {schema}.job_id_seq TO {producer};
+GRANT SELECT ON {schema}.lease, {schema}.worker, {schema}.queue TO {reader};
+GRANT SELECT (id, queue, task, priority, position, run_at, attempt, max_attempts, lost, lease_id, cancel_requested, timeout,
+    retry, created_at) ON {schema}.job TO {reader};
+GRANT SELECT (id, queue, task, priority, attempt, max_attempts, lost, timeout, retry, created_at, died_at)
+    ON {schema}.dead_letter TO {reader};
+GRANT SELECT (id, queue, task, priority, attempt, lost, state, created_at, finished_at) ON {schema}.archive TO {reader}
+
+-- name: payloads_grant
+GRANT SELECT ON {schema}.job, {schema}.dead_letter, {schema}.archive TO {reader}

@@ -1,0 +1,126 @@
+"""What a worker and a child process say to each other: JSON objects, each after its length, over a socket pair.
+
+| from the worker | |
+|---|---|
+| `hello` | what the child needs to be like its parent, and what to import |
+| `job`, `place`, `memory_limit` | run this |
+| `cancel` | the job with this token shall stop |
+| `extended` | the answer to `extend`: "" for yes, "lost", or an error |
+| `end` | leave |
+
+| from the child | |
+|---|---|
+| `ready` | the imports are over |
+| `began` | the job is taken up |
+| `extend`, `token` | the handler wants its lease extended by so many seconds |
+| `outcome`, `error`, `worn` | what came of the job, the class of the error, and whether this process should end now |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from pgqueue.job import Job
+from pgqueue.outcome import Outcome, OutcomeKind
+
+Message = dict[str, Any]
+HEAD = struct.Struct(">I")
+CHUNK = 65536
+
+
+class Channel:
+    """One end. Any thread may send, one receives. OSError when the other end, or the descriptor, is gone."""
+
+    def __init__(self, end: socket.socket, *, most: int = 2**32 - 1) -> None:
+        self._socket = end
+        self._most = most
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+        self._file = self._identity()
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Send one message."""
+        data = orjson.dumps(message)
+        with self._sending:
+            if self._identity() != self._file:  # a job closed all descriptors, and has opened something else since
+                raise OSError("the line is closed, and its descriptor is another file's")
+            self._socket.sendall(HEAD.pack(len(data)) + data)
+
+    def receive(self) -> list[Message]:
+        """Wait for the next piece, and return the messages that are complete with it; EOFError at the end, ValueError for
+        what is no message."""
+        data = self._socket.recv(CHUNK)
+        if not data:
+            raise EOFError("the other end is closed")
+        self._buffer += data
+        messages = []
+        while (message := self._first()) is not None:
+            messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _first(self) -> Message | None:
+        if len(self._buffer) < HEAD.size:
+            return None
+        (size,) = HEAD.unpack_from(self._buffer)
+        if size > self._most:
+            raise ValueError("this is no message")
+        end = HEAD.size + size
+        if len(self._buffer) < end:
+            return None
+        message = orjson.loads(self._buffer[HEAD.size : end])
+        del self._buffer[:end]
+        if not isinstance(message, dict):
+            raise ValueError("this is no message")
+        return message
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.fstat(self._socket.fileno())
+        return found.st_dev, found.st_ino
+
+
+def pack(words: Iterable[str]) -> list[str]:
+    """Paths and arguments, which may hold bytes that are no text."""
+    return [os.fsencode(word).decode("latin-1") for word in words if isinstance(word, str)]
+
+
+def unpack(words: Iterable[str]) -> list[str]:
+    """What `pack` was given."""
+    return [os.fsdecode(word.encode("latin-1")) for word in words]
+
+
+def read_job(values: list[Any]) -> Job:
+    """A job that was sent as the list of its fields."""
+    fields = dict(zip(Job._fields, values, strict=True))
+    if fields["created_utc"] is not None:
+        fields["created_utc"] = datetime.fromisoformat(fields["created_utc"])
+    return Job(**fields)
+
+
+def outcome_message(outcome: Outcome) -> list[Any]:
+    """An outcome as it is sent."""
+    return [outcome.kind.value, outcome.delay, outcome.error_json, outcome.reason, outcome.steered]
+
+
+def read_outcome(values: Any) -> Outcome:
+    """An outcome that was sent; ValueError or TypeError for what is none."""
+    kind, delay, error_json, reason, steered = values
+    for text in (error_json, reason):
+        if not isinstance(text, str | None):
+            raise TypeError("this is no outcome")
+    return Outcome(OutcomeKind(kind), float(delay), error_json, reason, steered is True)

@@ -1,0 +1,249 @@
+"""A child process of a worker: runs one job after another, each in the main thread, until its parent lets it go.
+
+Started as ``python -m pgqueue.worker.child DESCRIPTOR PARENT`` in a session of its own. The parent decides everything: this
+process ignores stop signals, and ends together with all that its job has started as soon as the parent is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import dataclasses
+import functools
+import importlib
+import os
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pgqueue.config import validate_seconds
+from pgqueue.core import Core
+from pgqueue.current import CurrentJob, enter
+from pgqueue.errors import DatabaseUnavailable, LeaseLost
+from pgqueue.failure import describe, one_line
+from pgqueue.job import Job
+from pgqueue.outcome import COMPLETED, Outcome
+from pgqueue.task import BaseTask
+from pgqueue.worker import places
+from pgqueue.worker.channel import Channel, Message, outcome_message, read_job, unpack
+from pgqueue.worker.execution import check_result, limited, prepare, verdict
+from pgqueue.worker.processes import stop_signals
+
+PR_SET_PDEATHSIG = 1
+ANSWER = 60.0
+"""Seconds that the parent may take for the round trip of an `extend`."""
+
+
+class Child:
+    """See the module."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._asking = threading.Lock()
+        self._current: CurrentJob | None = None
+        self._cancel: Callable[[], object] | None = None
+        self._settings: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Until the parent says `end`, or is gone."""
+        threading.Thread(target=self._read, name="pgqueue-parent", daemon=True).start()
+        while True:
+            message = self._inbox.get()
+            if "hello" in message:
+                self._prepare(message["hello"])
+                self._channel.send(ready=True)
+            elif "job" in message:
+                self._job(message)
+            else:
+                return
+
+    def _read(self) -> None:
+        try:
+            while True:
+                for message in self._channel.receive():
+                    self._take(message)
+        except BaseException:  # noqa: BLE001 - whatever it was, nobody could stop the job any more
+            end_at_once()
+
+    def _take(self, message: Message) -> None:
+        if "extended" in message:
+            self._answers.put(message["extended"])
+        elif "cancel" not in message:
+            self._inbox.put(message)
+        elif (current := self._current) is not None and current.token == message["cancel"]:
+            current.cancel()
+            if (cancel := self._cancel) is not None:
+                with suppress(RuntimeError):  # its loop has just been closed: the job has ended
+                    cancel()
+
+    def _prepare(self, hello: Message) -> None:
+        sys.path[:], sys.argv[:] = unpack(hello["path"]), unpack(hello["argv"])
+        self._settings = hello["settings"]
+        with _importing():
+            for name in hello["modules"]:
+                with suppress(BaseException):  # a job that needs it tries again, and says what was wrong
+                    importlib.import_module(name)
+        ignore_stop_signals()  # once more: what was imported may have put its own handlers in place
+
+    # One job
+
+    def _job(self, message: Message) -> None:
+        job = read_job(message["job"])
+        self._current = CurrentJob(job, self._extend)
+        self._channel.send(began=job.token)
+        outcome, error = self._call(job, self._current, message)
+        self._current = self._cancel = None
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        self._channel.send(
+            outcome=outcome_message(outcome),
+            error=None if error is None else one_line(describe(error).type),
+            worn=isinstance(error, MemoryError),
+        )
+
+    def _call(self, job: Job, current: CurrentJob, message: Message) -> tuple[Outcome, BaseException | None]:
+        prepared = False
+        try:
+            task, args, kwargs = prepare(lambda name: self._find(name, message["place"]), job)
+            prepared = True
+            context = contextvars.copy_context()
+            context.run(enter, current)
+            with limited_memory(message["memory_limit"]):
+                if task.is_async:
+                    context.run(asyncio.run, self._awaited(task.function(*args, **kwargs), current))
+                else:
+                    check_result(context.run(task.function, *args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
+            return verdict(job, error, prepared=prepared), error
+        return COMPLETED, None
+
+    def _find(self, name: str, place: list[str]) -> BaseTask[..., Any]:
+        with _importing():
+            task = places.Place(*place).find(name)
+        app = getattr(task, "app", None)
+        if isinstance(app, Core):
+            self._move(app)
+        return task
+
+    def _move(self, app: Core) -> None:
+        """Let the task enqueue where its worker works, though its module may name another database."""
+        wanted = {name: value for name, value in self._settings.items() if getattr(app.settings, name) != value}
+        if wanted:
+            app.settings = dataclasses.replace(app.settings, **wanted)
+            app._pool.settings = app.settings  # type: ignore[attr-defined]
+
+    async def _awaited(self, work: Any, current: CurrentJob) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._cancel = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+            if current.cancelled:  # it was asked for before there was anything to cancel
+                task.cancel()
+        await limited(work, current.job.timeout)
+
+    def _extend(self, job: Job, seconds: float) -> None:
+        with self._asking:
+            self._channel.send(extend=validate_seconds("seconds", seconds), token=job.token)
+            try:
+                answer = self._answers.get(timeout=ANSWER)
+            except queue.Empty:
+                raise DatabaseUnavailable(f"the worker has not answered within {ANSWER:g} s") from None
+        if answer == "lost":
+            raise LeaseLost([job])
+        if answer:
+            raise DatabaseUnavailable(answer)
+
+
+def end_at_once() -> None:
+    """End this process and all in its group: what the job has started shall not outlive it."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process together with its parent, where it can: a job may hold the interpreter for good, and
+    then nobody here reads the end of the line."""
+    with suppress(Exception):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        end_at_once()
+
+
+def ignore_stop_signals() -> None:
+    """By handlers that do nothing: unlike SIG_IGN, these are not inherited by the programs that a job starts."""
+    for number in stop_signals():
+        signal.signal(number, _ignored)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
+
+
+def _ignored(number: int = 0, frame: FrameType | None = None) -> None: ...
+
+
+def _usual_signals() -> None:
+    for number in stop_signals():
+        if signal.getsignal(number) == _ignored:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    places.importing = True
+    try:
+        yield
+    finally:
+        places.importing = False
+
+
+@contextmanager
+def limited_memory(more: int | None) -> Iterator[None]:
+    """Let the address space of this process grow by at most `more` bytes during the block."""
+    if more is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    given = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([_address_space() + more, *given]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def main(arguments: list[str]) -> None:
+    """The program."""
+    descriptor, parent = (int(word) for word in arguments)
+    ignore_stop_signals()
+    die_with(parent)
+    channel = Channel(socket.socket(fileno=descriptor))
+    # What a job forks must not speak for it, and must end by the usual signals.
+    os.register_at_fork(after_in_child=channel.close)
+    os.register_at_fork(after_in_child=_usual_signals)
+    try:
+        Child(channel).run()
+    except ConnectionError:
+        end_at_once()  # the parent is gone
+    except OSError:
+        os._exit(1)  # a job has closed the line: there is nobody to tell what came of it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
