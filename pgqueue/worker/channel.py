@@ -44,6 +44,7 @@ class Channel:
         self._most = most
         self._sending = threading.Lock()
         self._buffer = bytearray()
+        self._broken: ValueError | None = None
         self._file = self._identity()
 
     def fileno(self) -> int:
@@ -60,15 +61,27 @@ class Channel:
 
     def receive(self) -> list[Message]:
         """Wait for the next piece, and return the messages that are complete with it; EOFError at the end, ValueError for
-        what is no message."""
+        what is no message, after the messages before it."""
+        self.check()
         data = self._socket.recv(CHUNK)
         if not data:
             raise EOFError("the other end is closed")
         self._buffer += data
-        messages = []
-        while (message := self._first()) is not None:
-            messages.append(message)
+        messages: list[Message] = []
+        try:
+            while (message := self._first()) is not None:
+                messages.append(message)
+        except ValueError as error:
+            # That a job has begun must not be forgotten over what it says next: it would be run a second time.
+            self._broken = error
+            if not messages:
+                raise
         return messages
+
+    def check(self) -> None:
+        """ValueError when something has come that is no message."""
+        if self._broken is not None:
+            raise self._broken
 
     def close(self) -> None:
         """Close this end."""

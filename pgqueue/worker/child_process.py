@@ -22,6 +22,7 @@ SEND = 30.0
 EXIT = 0.5
 """Seconds between the end of a dying process's line and its exit status."""
 POLITE = 1.0
+BABBLE = "its process has written something else into its line to the worker"
 LONGEST_WAIT = 3600.0
 
 
@@ -80,7 +81,7 @@ class ChildProcess:
             try:
                 return self._channel.receive()
             except ValueError as error:
-                raise ChildGone("its process has written something else into its line to the worker") from error
+                raise ChildGone(BABBLE) from error
             except (EOFError, OSError) as error:
                 raise ChildGone(self._how()) from error
         if self._handle in ready:
