@@ -1,0 +1,1 @@
+"""The history checker: jobs under a seeded rain of faults, and every promise checked on what was recorded."""
