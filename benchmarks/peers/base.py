@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+from pgqueue.bench import tally
 from pgqueue.bench.report import installed
 from pgqueue.bench.stage import Stage
 
@@ -87,3 +89,11 @@ def module_words(module: str) -> list[str]:
 def target() -> str:
     """In a worker: where its queue is."""
     return os.environ[TARGET]
+
+
+def work(job: Mapping[str, Any]) -> None:
+    """What a bare consumer does with a job: count it, or stamp its start where it asks for that."""
+    if "stamp" in job:
+        tally.stamp(job["stamp"])
+    else:
+        tally.count()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import orjson
 import psycopg
 
 from benchmarks import node
-from benchmarks.peers.base import Peer, Session
+from benchmarks.peers.base import Session
+from benchmarks.peers.node_peer import NodePeer
 from pgqueue.bench.app import message
 from pgqueue.bench.errors import Skipped
-from pgqueue.bench.stage import Stage, query
+from pgqueue.bench.stage import query
 
 PACKAGE, SCRIPT = "graphile-worker", "graphile_worker.cjs"
 CHUNK = 5000
@@ -22,33 +22,6 @@ ADD_JOBS = (
     "SELECT count(*) FROM graphile_worker.add_jobs(ARRAY(SELECT ROW('count', payload::json, NULL, NULL, NULL, NULL, NULL, "
     "NULL)::graphile_worker.job_spec FROM unnest(%b::text[]) AS given(payload)))"
 )
-
-
-class Graphile(Peer):
-    """Enqueued by its documented SQL functions, over psycopg."""
-
-    name = "graphile-worker"
-    distribution = "graphile-worker"
-    drain_jobs = 100_000
-    on_postgres = True
-    configuration: Mapping[str, str] = {
-        "worker": "1 process, concurrentJobs 24, maxPoolSize 25, localQueue 500, completeJobBatchDelay 0, LISTEN/NOTIFY",
-        "enqueue": f"add_job and add_jobs in chunks of {CHUNK}, psycopg",
-    }
-
-    def missing(self) -> str | None:
-        """Installs it with npm."""
-        return node.missing(PACKAGE)
-
-    def settings(self) -> dict[str, str]:
-        """With node's version."""
-        return {"version": node.version(PACKAGE), **self.configuration}
-
-    @contextmanager
-    def open(self, stage: Stage) -> Iterator[Session]:
-        """A database with its schema."""
-        with stage.database(ready=False) as url, psycopg.connect(url, autocommit=True) as connection:
-            yield GraphileSession(url, connection)
 
 
 class GraphileSession(Session):
@@ -120,3 +93,16 @@ def _environment(url: str) -> dict[str, str]:
     import os
 
     return {**os.environ, **node.environment(url)}
+
+
+class Graphile(NodePeer):
+    """Enqueued by its documented SQL functions, over psycopg."""
+
+    name = "graphile-worker"
+    distribution = "graphile-worker"
+    drain_jobs = 100_000
+    configuration: Mapping[str, str] = {
+        "worker": "1 process, concurrentJobs 24, maxPoolSize 25, localQueue 500, completeJobBatchDelay 0, LISTEN/NOTIFY",
+        "enqueue": f"add_job and add_jobs in chunks of {CHUNK}, psycopg",
+    }
+    session = GraphileSession

@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import psycopg
 
 from benchmarks import node
-from benchmarks.peers.base import Peer, Session
+from benchmarks.peers.base import Session
 from benchmarks.peers.graphile_peer import install, node_url
+from benchmarks.peers.node_peer import NodePeer
 from pgqueue.bench.errors import Miscount, Skipped
-from pgqueue.bench.stage import Stage, query
+from pgqueue.bench.stage import query
 
 PACKAGE, SCRIPT = "pg-boss", "pgboss.cjs"
-
-
-class PgBoss(Peer):
-    """Only drain and bulk."""
-
-    name = "pg-boss"
-    distribution = "pg-boss"
-    drain_jobs = 30_000
-    on_postgres = True
-    single = False
-    configuration: Mapping[str, str] = {"worker": "1 process, fetch and complete in batches of 1000, no polling pause"}
-
-    def missing(self) -> str | None:
-        """Installs it with npm."""
-        return node.missing(PACKAGE)
-
-    def settings(self) -> dict[str, str]:
-        """With node's version."""
-        return {"version": node.version(PACKAGE), **self.configuration}
-
-    @contextmanager
-    def open(self, stage: Stage) -> Iterator[Session]:
-        """A database with its schema."""
-        with stage.database(ready=False) as url, psycopg.connect(url, autocommit=True) as connection:
-            yield PgBossSession(url, connection)
 
 
 class PgBossSession(Session):
@@ -76,3 +51,14 @@ class PgBossSession(Session):
     def environment(self) -> Mapping[str, str]:
         """The packages too."""
         return node.environment(self.url)
+
+
+class PgBoss(NodePeer):
+    """Only drain and bulk."""
+
+    name = "pg-boss"
+    distribution = "pg-boss"
+    drain_jobs = 30_000
+    single = False
+    configuration: Mapping[str, str] = {"worker": "1 process, fetch and complete in batches of 1000, no polling pause"}
+    session = PgBossSession

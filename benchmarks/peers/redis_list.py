@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 
 from benchmarks import redis_server
-from benchmarks.peers.base import Peer, Session, module_words, target
-from pgqueue.bench import tally
+from benchmarks.peers.base import Peer, Session, module_words, target, work
 from pgqueue.bench.app import message
 from pgqueue.bench.errors import Miscount
 from pgqueue.bench.stage import Stage
@@ -23,7 +22,7 @@ BATCH = 100
 
 
 class RedisList(Peer):
-    """The reliable queue that DESIGN starts from."""
+    """The reliable queue that people build by hand."""
 
     name = "redis-list"
     distribution = "redis"
@@ -108,13 +107,6 @@ def _take(redis: Any, count: int, first: bytes | None = None, work: Any = None) 
     return taken
 
 
-def _work(job: dict[str, Any]) -> None:
-    if "stamp" in job:
-        tally.stamp(job["stamp"])
-    else:
-        tally.count()
-
-
 def main() -> None:
     """A consumer, until it is killed."""
     redis = redis_server.client(target())
@@ -123,4 +115,4 @@ def main() -> None:
         # One job alone is not made to wait for a pipeline of empty moves.
         value = redis.blmove(QUEUE, _processing(), 1, "RIGHT", "LEFT")
         if value is not None:
-            batch = BATCH if len(_take(redis, batch, value, _work)) > 1 else 1
+            batch = BATCH if len(_take(redis, batch, value, work)) > 1 else 1

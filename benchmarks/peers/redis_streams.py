@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 
 from benchmarks import redis_server
-from benchmarks.peers.base import Peer, Session, module_words, target
-from pgqueue.bench import tally
+from benchmarks.peers.base import Peer, Session, module_words, target, work
 from pgqueue.bench.app import message
 from pgqueue.bench.errors import Miscount
 from pgqueue.bench.stage import Stage
@@ -115,17 +114,10 @@ def _take(redis: Any, count: int, block: int | None) -> int:
     for _, fields in entries:
         job = orjson.loads(fields[b"job"])
         if block is not None:
-            _work(job)
+            work(job)
     if entries:
         redis.xack(STREAM, GROUP, *(entry for entry, _ in entries))
     return len(entries)
-
-
-def _work(job: dict[str, Any]) -> None:
-    if "stamp" in job:
-        tally.stamp(job["stamp"])
-    else:
-        tally.count()
 
 
 def main() -> None:
