@@ -36,11 +36,11 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     ),
     EventName.JOBS_ADOPTED: (_WARNING, "found jobs on queue {queue} that run under no lease, to be rescued: {ids}"),
     EventName.JOBS_PROMOTED: (_DEBUG, "{count} job(s) of queue {queue} became due"),
-    EventName.QUEUE_CIRCUIT_OPENED: (
+    EventName.TASK_CIRCUIT_OPENED: (
         _WARNING,
-        "holding back queue {queue}: {failures} attempts in a row failed with {reason}, one job is tried in {pause} s",
+        "holding back task {task} of queue {queue}: {failures} attempts in a row failed with {reason}, one job is tried in {pause} s",
     ),
-    EventName.QUEUE_CIRCUIT_CLOSED: (_INFO, "queue {queue} works again after {seconds} s: claims go on"),
+    EventName.TASK_CIRCUIT_CLOSED: (_INFO, "task {task} of queue {queue} works again after {seconds} s: its jobs are claimed again"),
     EventName.WORKER_POOLED: (_INFO, "worker {worker} is behind a pooler; it listens for notifications: {listens}"),
     EventName.WORKER_STARTED: (_INFO, "worker {worker} started: queues {queues}; concurrency {concurrency}"),
     EventName.WORKER_STOPPING: (_INFO, "worker {worker} is stopping and holds {held} job(s)"),

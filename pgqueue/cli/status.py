@@ -53,7 +53,8 @@ def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) 
 
 def _held_back(queue_name: str, held: HeldBack) -> str:
     return (
-        f"queue {cell(queue_name)} is held back by worker {held.worker_id} ({cell(held.worker)}) for {held.seconds:.0f} s: "
+        f"task {cell(held.task)} of queue {cell(queue_name)} is held back by worker {held.worker_id} ({cell(held.worker)}) "
+        f"for {held.seconds:.0f} s: "
         f"{held.failures} attempts in a row failed with {cell(held.reason)}; it tries one job every {held.pause:.0f} s"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from pgqueue.job import Job
-from pgqueue.ops import Int8s, Op, Step
+from pgqueue.ops import Int8s, Op, Step, Texts
 
 LOWEST = -(2**15)
 HIGHEST = 2**15 - 1
@@ -86,10 +86,14 @@ def claim(
     *,
     lease: float,
     low_water: LowWater,
+    left_out: Sequence[str] = (),
     worker_id: int | None = None,
     relaxed: bool = False,
 ) -> Op[list[Job]]:
-    """Claim up to `limit` ready jobs under new leases of `lease` seconds; in the order in which they should run."""
+    """Claim up to `limit` ready jobs under new leases of `lease` seconds; in the order in which they should run.
+
+    Jobs of the tasks in `left_out` stay where they are.
+    """
     taken: list[Job] = []
     passes = 0
     while len(taken) < limit:
@@ -106,6 +110,7 @@ def claim(
             "floors": Int8s(floors),
             "ceilings": Int8s(ceilings),
             "after": Int8s(after),
+            "left_out": Texts(left_out),
         }
         try:
             rows = yield Step("job_claim", params)

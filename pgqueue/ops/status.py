@@ -14,11 +14,12 @@ MOST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A worker that claims nothing from a queue for now, since `failures` attempts in a row failed there.
+    """A worker that claims no job of `task` from a queue for now, since `failures` attempts in a row failed there.
 
     `reason` is the class of the exception. It is so for `seconds`; `pause` seconds pass between single jobs that are tried.
     """
 
+    task: str
     worker_id: int
     worker: str
     reason: str
@@ -31,7 +32,7 @@ class HeldBack:
 class QueueStatus:
     """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run.
 
-    `held_back`: the live workers that claim nothing from it for now.
+    `held_back`: the tasks that live workers leave out for now.
     """
 
     queue: str

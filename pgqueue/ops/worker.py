@@ -32,13 +32,14 @@ def register(identity: Identity) -> Op[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCircuit:
-    """A queue from which a worker does not claim for now, since its attempts keep failing.
+    """A task whose jobs, in this queue, a worker does not claim for now, since its attempts keep failing.
 
     `reason` is the class of the exception. `failures` attempts in a row failed; the circuit is open for `seconds`, and a
     single job is tried `pause` seconds after the last one.
     """
 
     queue: str
+    task: str
     reason: str
     failures: int
     seconds: float
@@ -66,7 +67,7 @@ def beat(worker_id: int, identity: Identity, report: Report) -> Op[None]:
 
 
 class Peer(NamedTuple):
-    """What another worker has completed of a queue since its start. `sound`: it lives, and its circuit there is closed."""
+    """What another worker has completed of a queue since its start. `sound`: it lives, and holds back no task there."""
 
     worker_id: int
     queue: str

@@ -2,6 +2,7 @@
 -- Takes up to `limit` ready jobs of one queue, highest priority first, first come first served, under one new lease.
 -- spans: the low-water hints. Each span is a range of priorities and the position to start behind; dead rows before it
 --   are not visited. The nested loop over the spans stops at the outer LIMIT, so rows beyond it are never locked.
+-- left_out: tasks whose jobs are passed over and keep their places. Without it a task that fails would hold up all others.
 -- queue >= and <=: true whenever queue = is, and dropped by the index scan. They make the planner expect a single row, so
 --   that it reads in index order; expecting thousands (statistics of a queue table are always wrong), it would sort them all.
 -- MATERIALIZED and ARRAY(SELECT …): the lock is taken once, whatever the plan; without them a nested loop may run the
@@ -20,6 +21,7 @@ WITH ready AS MATERIALIZED (
         FROM {schema}.job
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
           AND position IS NOT NULL AND lease_id IS NULL AND run_at IS NULL
+          AND task <> ALL (%(left_out)b::text[])
           AND priority >= span.floor AND priority <= span.ceiling AND position > span.after
         ORDER BY priority DESC, position
         LIMIT %(limit)s::int8

@@ -13,8 +13,8 @@ ON CONFLICT (id) DO UPDATE
 SET seen_at = clock_timestamp(), completed = excluded.completed, circuits = excluded.circuits
 
 -- name: worker_peers
--- What others have completed of these queues. A worker that is silent for a lease, or holds the queue back itself, is no proof
--- that the queue works; its number is needed all the same, to see later what came after it.
+-- What others have completed of these queues. A worker that is silent for a lease, or holds a task of the queue back itself, is
+-- no proof that the queue works; its number is needed all the same, to see later what came after it.
 -- CASE: a row written by hand must not make a heartbeat fail.
 SELECT w.id, done.queue, CASE WHEN jsonb_typeof(done.count) = 'number' THEN done.count::int8 ELSE 0 END,
        w.seen_at > clock_timestamp() - w.lease_seconds * interval '1 second'
@@ -24,16 +24,16 @@ CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(w.completed) = 'object' THE
 WHERE w.id <> %(worker_id)s::int8 AND done.queue = ANY (%(queues)s::text[])
 
 -- name: circuit_list
--- Which queues are held back, by whom and why. A worker that is silent for a lease does not count: it may be gone. What it
+-- Which tasks are held back, of which queue, by whom and why. A worker that is silent for a lease does not count: it may be gone. What it
 -- said was said at its last beat, so the age of that is added.
 -- CASE: a row written by hand must not take the whole list away.
-SELECT c.queue, w.id, w.name, c.reason, c.failures,
+SELECT c.queue, c.task, w.id, w.name, c.reason, c.failures,
        c.seconds + extract(epoch FROM clock_timestamp() - w.seen_at)::float8, c.pause
 FROM {schema}.worker AS w
 CROSS JOIN LATERAL jsonb_to_recordset(CASE WHEN jsonb_typeof(w.circuits) = 'array' THEN w.circuits END)
-    AS c(queue text, reason text, failures int8, seconds float8, pause float8)
-WHERE w.seen_at > clock_timestamp() - w.lease_seconds * interval '1 second' AND c.queue IS NOT NULL
-ORDER BY c.queue COLLATE "C", w.id
+    AS c(queue text, task text, reason text, failures int8, seconds float8, pause float8)
+WHERE w.seen_at > clock_timestamp() - w.lease_seconds * interval '1 second' AND c.queue IS NOT NULL AND c.task IS NOT NULL
+ORDER BY c.queue COLLATE "C", c.task COLLATE "C", w.id
 
 -- name: lease_beat
 -- Extends one row per claim, however many jobs it holds, and says of each lease that is still ours whether it was extended

@@ -15,6 +15,7 @@ from pgqueue.outcome import RELEASED
 from pgqueue.task import PROCESS, Registry
 from pgqueue.worker.breaker import Breaker
 from pgqueue.worker.children import ChildRunner
+from pgqueue.worker.circuit import Circuits
 from pgqueue.worker.coroutines import CoroutineRunner
 from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link
@@ -73,6 +74,7 @@ class Claimer(Loop):
         self.children: ChildRunner
         self._wake = threading.Event()
         self._hints = {queue: claim_ops.LowWater() for queue in queues}
+        self._left_out: dict[str, set[str]] = {queue: set() for queue in queues}
         self._seen = (0, 0.0)
         self._average: float | None = None
         self._most = PER_CLAIM
@@ -109,8 +111,8 @@ class Claimer(Loop):
         more = False
         for queue in self.queues:
             if taken < room and not self.stopping.is_set():
-                asked = self.breaker.circuits[queue].allowed(min(room - taken, self._most))
-                got = self._claim(queue, asked) if asked else 0
+                asked = min(room - taken, self._most)
+                got = self._claim(queue, asked)
                 taken += got
                 more = more or 0 < got == asked
         if self.stopping.is_set() or (more and self._room() > 0):
@@ -164,11 +166,17 @@ class Claimer(Loop):
         return ahead
 
     def _claim(self, queue: str, limit: int) -> int:
+        circuits = self.breaker.circuits[queue]
+        left_out = circuits.left_out() if circuits.by_task else []
+        if not self._left_out[queue] <= set(left_out):
+            self._hints[queue].notified()  # what was left out stands behind the marks
+        self._left_out[queue] = set(left_out)
         sent = time.monotonic()
         jobs = self.link.run(
             claim_ops.claim(
                 queue,
                 limit,
+                left_out=left_out,
                 lease=self.options.lease,
                 low_water=self._hints[queue],
                 worker_id=self.worker_id,
@@ -181,11 +189,18 @@ class Claimer(Loop):
         held = self.ledger.add(jobs, sent + self.options.lease)
         if self.events.wanted(EventName.JOBS_CLAIMED):
             self.events.emit(EventName.JOBS_CLAIMED, queue=queue, ids=[job.id for job in jobs])
-        if self.stopping.is_set() or not self.breaker.circuits[queue].admits([job.token for job in jobs[:1]]):
+        if self.stopping.is_set():
             self._give_back(held)
         else:
-            self._hand_over(held)
+            self._hand_over(self._admitted(circuits, held) if circuits.by_task else held)
         return len(jobs)
+
+    def _admitted(self, circuits: Circuits, helds: Sequence[Held]) -> list[Held]:
+        """Those that may run now. Of a task whose circuit is open one may, as a probe; the others go back."""
+        admitted = [held for held in helds if circuits.admits(held.job)]
+        kept = set(admitted)
+        self._give_back([held for held in helds if held not in kept])
+        return admitted
 
     def _give_back_hoard(self) -> None:
         """Jobs that wait here behind slow ones, with nothing started for a while, are better run elsewhere."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pgqueue.events import Bus, EventName
 from pgqueue.ops import worker as worker_ops
-from pgqueue.worker.breaker import Fitness, Verdict
+from pgqueue.worker.fitness import Fitness, Verdict
 from pgqueue.worker.ledger import Held, Ledger
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop

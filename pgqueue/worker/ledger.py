@@ -117,11 +117,15 @@ class Ledger:
         """Decide this job's outcome now; False when somebody else has."""
         return held.move(_UNDECIDED, Phase.SETTLING)
 
-    def take_all(self, *phases: Phase, queue: str | None = None, but: Collection[Held] = ()) -> list[Held]:
-        """The same for every job that is in one of these phases, of one queue or of all, and not in `but`."""
+    def take_all(
+        self, *phases: Phase, queue: str | None = None, task: str | None = None, but: Collection[Held] = ()
+    ) -> list[Held]:
+        """The same for every job that is in one of these phases, of one queue, of one task of it or of all, not in `but`."""
         with self._lock:
-            chosen = (held for held in self._all() if (queue is None or held.job.queue == queue) and held not in but)
-            return [held for held in chosen if held.move(phases, Phase.SETTLING)]
+            chosen = [held for held in self._all() if queue is None or held.job.queue == queue]
+            if task is not None:
+                chosen = [held for held in chosen if held.job.task == task]
+            return [held for held in chosen if held not in but and held.move(phases, Phase.SETTLING)]
 
     def finished(self, helds: Iterable[Held]) -> list[int]:
         """The tokens whose last jobs these are, if all of them are written now. Changes nothing."""

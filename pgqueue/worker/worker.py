@@ -21,11 +21,12 @@ from pgqueue.ops import worker as worker_ops
 from pgqueue.outcome import RELEASED
 from pgqueue.version import SCHEMA_REVISION, __version__
 from pgqueue.worker import places
-from pgqueue.worker.breaker import Breaker, Verdict
+from pgqueue.worker.breaker import Breaker
 from pgqueue.worker.children import ChildRunner
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.coroutines import CoroutineRunner
 from pgqueue.worker.fence import Fence
+from pgqueue.worker.fitness import Verdict
 from pgqueue.worker.heartbeat import Heartbeat
 from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link, Watchdog

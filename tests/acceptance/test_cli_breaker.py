@@ -51,20 +51,20 @@ def completed(admin: psycopg.Connection[Any]) -> int:
     return int(row[0]) if row else 0
 
 
-def test_status_says_which_queue_is_held_back_and_why(
+def test_status_says_which_task_is_held_back_and_why(
     cli: CommandLine, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
     cli.write("down", "")
     enqueue(pq, 40)
     with cli.started("worker", "--app", "flaky", "--name", "mill", "--breaker", "5") as program:
-        program.wait_for("holding back queue images: 5 attempts in a row failed with ConnectionError")
-        line = "queue images is held back by worker 1 (mill) for"
+        program.wait_for("holding back task work of queue images: 5 attempts in a row failed with ConnectionError")
+        line = "task work of queue images is held back by worker 1 (mill) for"
         wait_until(lambda: line in cli.good("status"), PATIENCE, "the line")
         assert "attempts in a row failed with ConnectionError; it tries one job every" in cli.good("status")
         [held] = cli.json("status")[0]["held_back"]
         assert (held["worker"], held["reason"]) == ("mill", "ConnectionError")
         (cli.folder / "down").unlink()
-        program.wait_for("queue images works again after")
+        program.wait_for("task work of queue images works again after")
         wait_until(lambda: completed(admin) == 40, PATIENCE, "all are completed")
         assert "held back" not in cli.good("status")
         program.signal(signal.SIGTERM)

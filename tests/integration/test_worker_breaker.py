@@ -12,14 +12,14 @@ import pytest
 
 import pgqueue
 from pgqueue import EventName
-from pgqueue.worker import breaker as breaker_module
+from pgqueue.worker import fitness as fitness_module
 from tests.waiting import wait_until
 from tests.workers import PATIENCE, Watched, count, define, running, wait_for_count
 
 Admin = psycopg.Connection[Any]
 NEVER = pgqueue.Fixed(3600)
 COLOURS = pytest.mark.parametrize("colour", ["plain", "async"])
-OPENED, CLOSED = EventName.QUEUE_CIRCUIT_OPENED, EventName.QUEUE_CIRCUIT_CLOSED
+OPENED, CLOSED = EventName.TASK_CIRCUIT_OPENED, EventName.TASK_CIRCUIT_CLOSED
 
 
 class Dependency:
@@ -42,9 +42,9 @@ def probed(watched: Watched, times: int) -> None:
     wait_until(lambda: len(watched.seen(OPENED)) > times, PATIENCE, f"{times} probes have failed")
 
 
-def held_back(pq: pgqueue.PgQueue) -> list[tuple[str, str]]:
-    """Which queue is held back, and why, as `pgqueue status` tells it."""
-    return [(row.queue, held.reason) for row in pq.status() for held in row.held_back]
+def held_back(pq: pgqueue.PgQueue) -> list[tuple[str, str, str]]:
+    """Which task of which queue is held back, and why, as `pgqueue status` tells it."""
+    return [(row.queue, held.task, held.reason) for row in pq.status() for held in row.held_back]
 
 
 @COLOURS
@@ -106,6 +106,30 @@ def test_another_queue_of_the_same_worker_is_not_held_back(pq: pgqueue.PgQueue, 
         wait_for_count(admin, 500, "archive", "queue = 'fine'")
         assert watched.seen(OPENED, queue="fine") == []
         assert dependency.failures <= 20 + 1 + len(watched.seen(OPENED))
+
+
+@COLOURS
+def test_a_task_that_fails_does_not_hold_up_the_others_of_its_queue(
+    colour: str, pq: pgqueue.PgQueue, admin: Admin
+) -> None:
+    dependency = Dependency()
+    down = define(pq, colour, dependency.use, name="down", retry=pgqueue.Fixed(0.05), max_attempts=1000)
+    fine = define(pq, colour, lambda number: None, name="fine")
+    down.enqueue_many((number,) for number in range(3000))
+    fine.enqueue_many((number,) for number in range(3000))
+    with running(pq, concurrency=2) as watched:
+        wait_for_count(admin, 3000, "archive", "task = 'fine'")
+        assert dependency.failures <= 20 + 1 + len(watched.seen(OPENED))
+        assert watched.seen(OPENED, task="fine") == []
+        fine.enqueue_many((number,) for number in range(2000))
+        wait_for_count(admin, 5000, "archive", "task = 'fine'")
+        dependency.up = True
+        watched.wait_for(CLOSED, task="down")
+        wait_for_count(admin, 3000, "archive", "task = 'down'")
+        [(attempts, lost)] = admin.execute(
+            "SELECT sum(attempt), sum(lost) FROM pgqueue.archive WHERE task = 'down'"
+        ).fetchall()
+        assert (attempts, lost) == (3000 + dependency.failures, 0), "what was passed over or given back burned no attempt"
 
 
 def test_a_mixture_of_failures_and_successes_never_opens_it(pq: pgqueue.PgQueue, admin: Admin) -> None:
@@ -175,7 +199,7 @@ def test_status_names_the_queue_that_is_held_back_while_it_is_and_no_longer(pq: 
     task.enqueue_many((number,) for number in range(30))
     with running(pq, name="mill") as watched:  # at this lease the next beat is ten seconds away: it is brought forward
         probed(watched, 1)
-        wait_until(lambda: held_back(pq) == [("q", "ConnectionError")], 8.0, "the status names the queue")
+        wait_until(lambda: held_back(pq) == [("q", "work", "ConnectionError")], 8.0, "the status names the queue")
         [row] = pq.status()
         [held] = row.held_back
         assert (held.worker_id, held.worker) == (watched.worker.worker_id, "mill")
@@ -190,14 +214,14 @@ def test_status_names_the_queue_that_is_held_back_while_it_is_and_no_longer(pq: 
 def test_a_worker_that_is_silent_holds_nothing_back(pq: pgqueue.PgQueue, admin: Admin) -> None:
     row = """INSERT INTO pgqueue.worker (name, hostname, pid, version, queues, concurrency, lease_seconds, circuits, seen_at)
              VALUES ('old', 'h', 1, '1', '{q}', 1, 5, %s, clock_timestamp() - %s * interval '1 second')"""
-    said = '[{"queue": "q", "reason": "ValueError", "failures": 20, "seconds": 3.0, "pause": 1.0}]'
+    said = '[{"queue": "q", "task": "work", "reason": "ValueError", "failures": 20, "seconds": 3.0, "pause": 1.0}]'
     admin.execute(row, [said, 6])
     assert pq.status() == []
     admin.execute(row, [said, 2])
-    assert held_back(pq) == [("q", "ValueError")]
+    assert held_back(pq) == [("q", "work", "ValueError")]
     assert 5.0 <= pq.status()[0].held_back[0].seconds < 60.0
     admin.execute(row, ['{"not": "a list"}', 0])
-    assert held_back(pq) == [("q", "ValueError")]
+    assert held_back(pq) == [("q", "work", "ValueError")]
 
 
 @contextmanager
@@ -228,14 +252,14 @@ def suspicious(watched: Watched) -> None:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of failures is enough; `looks` counts the questions about peers."""
     looks.clear()
-    monkeypatch.setattr(breaker_module, "UNFIT_SECONDS", 0.5)
-    judge = breaker_module.Fitness.judge
+    monkeypatch.setattr(fitness_module, "UNFIT_SECONDS", 0.5)
+    judge = fitness_module.Fitness.judge
 
-    def counted(self: breaker_module.Fitness, *args: Any) -> Any:
+    def counted(self: fitness_module.Fitness, *args: Any) -> Any:
         looks.append(args)
         return judge(self, *args)
 
-    monkeypatch.setattr(breaker_module.Fitness, "judge", counted)
+    monkeypatch.setattr(fitness_module.Fitness, "judge", counted)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -1,4 +1,4 @@
-"""The circuit of a queue and the fitness of a worker, under a clock that is moved by hand."""
+"""The circuits of a queue, under a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -10,21 +10,10 @@ from hypothesis import strategies as st
 
 import pgqueue
 from pgqueue.events import Bus
-from pgqueue.ops.worker import Peer
 from pgqueue.outcome import COMPLETED, RELEASED, Outcome, OutcomeKind, decide
 from pgqueue.worker import WorkerOptions
-from pgqueue.worker.breaker import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    PROBE_WEIGHT,
-    UNFIT_SECONDS,
-    WITHIN,
-    Breaker,
-    Change,
-    Circuit,
-    Fitness,
-    failure_of,
-)
+from pgqueue.worker.breaker import Breaker, failure_of
+from pgqueue.worker.circuit import FIRST_PAUSE, LONGEST_PAUSE, TASKS_KNOWN, WITHIN, Change, Circuit, Circuits
 from pgqueue.worker.ledger import Held, Ledger, Phase
 
 NOW = datetime.now(UTC)
@@ -57,16 +46,16 @@ def opened(clock: Clock, failures: int = 3) -> Circuit:
 def probe(circuit: Circuit, clock: Clock, token: int) -> None:
     """Wait until a probe is due, and claim one."""
     clock.now += circuit.due_in() or 0.0
-    assert circuit.allowed(50) == 1
-    assert circuit.admits([token])
+    assert circuit.claimable()
+    assert circuit.admits(token)
 
 
 def test_so_many_failures_in_a_row_open_it_and_one_less_does_not() -> None:
     circuit = a_circuit(Clock())
     assert [circuit.failed("ValueError", token) for token in range(2)] == [None, None]
-    assert (circuit.open, circuit.allowed(50)) == (False, 50)
+    assert (circuit.open, circuit.claimable()) == (False, True)
     assert circuit.failed("ValueError", 3) is not None
-    assert (circuit.open, circuit.allowed(50)) == (True, 0)
+    assert (circuit.open, circuit.claimable()) == (True, False)
 
 
 def test_a_success_in_between_starts_the_count_anew() -> None:
@@ -100,13 +89,14 @@ def test_after_the_pause_one_job_is_claimed_and_no_other_before_it_has_ended() -
     circuit = opened(clock)
     assert circuit.due_in() == FIRST_PAUSE
     clock.now += FIRST_PAUSE - 0.01
-    assert circuit.allowed(50) == 0
+    assert not circuit.claimable()
     clock.now += 0.01
-    assert circuit.allowed(50) == 1
+    assert circuit.claimable()
     assert circuit.due_in() is None, "a probe that finds nothing comes again with the usual poll"
-    assert circuit.allowed(50) == 1
-    assert circuit.admits([77])
-    assert circuit.allowed(50) == 0
+    assert circuit.claimable()
+    assert circuit.admits(77)
+    assert not circuit.admits(77), "the others of the same claim go back"
+    assert not circuit.claimable()
 
 
 def test_a_probe_that_is_completed_closes_it_and_the_next_pause_is_the_first_again() -> None:
@@ -114,7 +104,7 @@ def test_a_probe_that_is_completed_closes_it_and_the_next_pause_is_the_first_aga
     circuit = opened(clock)
     probe(circuit, clock, 77)
     assert circuit.completed(77) == Change(opened=False, seconds=FIRST_PAUSE)
-    assert (circuit.open, circuit.allowed(50), circuit.due_in()) == (False, 50, None)
+    assert (circuit.open, circuit.claimable(), circuit.due_in()) == (False, True, None)
     assert [change and change.pause for change in (circuit.failed("ValueError", n) for n in range(3))][
         -1
     ] == FIRST_PAUSE
@@ -148,8 +138,8 @@ def test_a_probe_without_an_answer_is_followed_by_the_next_a_pause_later() -> No
     circuit = opened(clock)
     probe(circuit, clock, 77)
     clock.now += FIRST_PAUSE
-    assert circuit.allowed(50) == 1
-    assert circuit.admits([78])
+    assert circuit.claimable()
+    assert circuit.admits(78)
     assert circuit.completed(77) is not None, "the first one may still answer"
 
 
@@ -159,16 +149,16 @@ def test_a_probe_that_says_nothing_is_followed_by_the_next_at_once() -> None:
     probe(circuit, clock, 77)
     circuit.undecided(77)
     assert circuit.due_in() == 0.0
-    assert circuit.allowed(50) == 1
+    assert circuit.claimable()
 
 
 def test_what_a_claim_brings_that_was_under_way_when_it_opened_is_not_admitted() -> None:
     clock = Clock()
     circuit = a_circuit(clock)
-    assert circuit.allowed(50) == 50
+    assert circuit.claimable()
     for token in range(3):
         circuit.failed("ValueError", token)
-    assert not circuit.admits([9])
+    assert not circuit.admits(9)
 
 
 @given(jitter=st.floats(0.0, 1.0))
@@ -202,9 +192,9 @@ def test_while_it_is_open_no_more_than_one_job_per_pause_is_let_through(
         clock.now += seconds
         if step == "claim":
             was_open = circuit.open
-            wanted = circuit.allowed(5)
-            assert wanted in ((0, 1) if was_open else (5,))
-            if wanted and circuit.admits([token]):
+            wanted = circuit.claimable()
+            assert wanted or was_open
+            if wanted and circuit.admits(token):
                 running.append(token)
                 if was_open:
                     assert not let_through or clock.now - let_through[-1] >= 0.75 * FIRST_PAUSE
@@ -265,28 +255,58 @@ class Floor:
     def submit(self, held: Held, outcome: Outcome) -> None:
         self.written.append((held.job.id, outcome.kind))
 
-    def claim(self, job_id: int, queue: str = "q") -> Held:
-        return self.ledger.add([a_job(job_id, token=job_id)._replace(queue=queue)], 1e12)[0]
+    def claim(self, job_id: int, queue: str = "q", task: str = "work") -> Held:
+        return self.ledger.add([a_job(job_id, token=job_id)._replace(queue=queue, task=task)], 1e12)[0]
 
     def fail(self, held: Held) -> None:
         assert self.ledger.take(held)
         self.breaker.finish(held, decide(held.job, ValueError("x"), random=0.5))
 
 
-def test_what_waits_of_the_queue_is_released_when_its_circuit_opens_and_nothing_else_is() -> None:
+def test_what_waits_of_the_task_is_released_when_its_circuit_opens_and_nothing_else_is() -> None:
     floor = Floor(failures=2)
     first, second, waiting, foreign = (floor.claim(1), floor.claim(2), floor.claim(3), floor.claim(4, "other"))
+    healthy = floor.claim(5, task="healthy")
     floor.fail(first)
     assert waiting.phase is Phase.WAITING
     floor.fail(second)
     assert floor.written == [(1, OutcomeKind.RETRY), (2, OutcomeKind.RETRY), (3, OutcomeKind.RELEASE)]
     assert foreign.phase is Phase.WAITING
-    assert floor.breaker.circuits["other"].allowed(7) == 7
+    assert healthy.phase is Phase.WAITING
+    assert (floor.breaker.circuits["q"].left_out(), floor.breaker.circuits["other"].left_out()) == (["work"], [])
     [report] = floor.breaker.report()
-    assert (report.queue, report.reason, report.failures) == ("q", "ValueError", 2)
+    assert (report.queue, report.task, report.reason, report.failures) == ("q", "work", "ValueError", 2)
     [event] = floor.events
-    assert event.name is pgqueue.EventName.QUEUE_CIRCUIT_OPENED
-    assert (event.facts["queue"], event.facts["reason"], event.facts["failures"]) == ("q", "ValueError", 2)
+    assert event.name is pgqueue.EventName.TASK_CIRCUIT_OPENED
+    assert (event.facts["queue"], event.facts["task"], event.facts["reason"]) == ("q", "work", "ValueError")
+    assert event.facts["failures"] == 2
+
+
+def test_failures_of_one_task_do_not_count_for_another_and_successes_neither() -> None:
+    floor = Floor(failures=3)
+    for number in range(2):
+        floor.fail(floor.claim(10 + number, task="a"))
+        floor.fail(floor.claim(20 + number, task="b"))
+        held = floor.claim(30 + number, task="c")
+        assert floor.ledger.take(held)
+        floor.breaker.finish(held, COMPLETED)
+    assert floor.events == []
+    floor.fail(floor.claim(12, task="a"))
+    assert floor.breaker.circuits["q"].left_out() == ["a"]
+    held = floor.claim(22, task="b")
+    assert floor.ledger.take(held)
+    floor.breaker.finish(held, COMPLETED)
+    floor.fail(floor.claim(23, task="b"))
+    assert floor.breaker.circuits["q"].left_out() == ["a"]
+
+
+def test_names_of_tasks_without_end_do_not_fill_the_memory_and_an_open_circuit_is_not_forgotten() -> None:
+    circuits = Circuits(1, lambda task: None)
+    circuits.of("down").failed("ValueError", 1)
+    for number in range(3 * TASKS_KNOWN):
+        circuits.of(f"task {number}")
+    assert len(circuits.by_task) <= TASKS_KNOWN
+    assert circuits.left_out() == ["down"]
 
 
 def test_answers_of_handlers_neither_open_a_circuit_nor_end_a_row_of_failures() -> None:
@@ -303,92 +323,4 @@ def test_answers_of_handlers_neither_open_a_circuit_nor_end_a_row_of_failures() 
     assert floor.ledger.take(held)
     floor.breaker.finish(held, decide(held.job, pgqueue.Snooze(1), random=0.5))
     floor.fail(floor.claim(103))
-    assert [event.name for event in floor.events] == [pgqueue.EventName.QUEUE_CIRCUIT_OPENED]
-
-
-def suspects(clock: Clock, attempts: int = 10) -> Fitness:
-    fitness = Fitness(attempts, clock=clock)
-    for number in range(attempts):
-        fitness.failed(number, "q", "ImportError")
-        clock.now += UNFIT_SECONDS / (attempts - 1)
-    assert fitness.suspect() == ["q"]
-    return fitness
-
-
-def test_a_worker_is_suspect_only_after_enough_failures_of_enough_jobs_over_enough_time() -> None:
-    clock = Clock()
-    few, same, off = (Fitness(attempts, clock=clock) for attempts in (11, 10, 0))
-    for number in range(10):
-        few.failed(number, "q", "ImportError")
-        same.failed(number % 2, "q", "ImportError")
-        off.failed(number, "q", "ImportError")
-        clock.now += UNFIT_SECONDS
-    assert [one.suspect() for one in (few, same, off)] == [[], [], []]
-    quick = Fitness(10, clock=clock)
-    for number in range(10):
-        quick.failed(number, "q", "ImportError")
-        clock.now += (UNFIT_SECONDS - 1) / 9
-    assert quick.suspect() == []
-    clock.now += 1
-    quick.failed(11, "q", "ImportError")
-    assert quick.suspect() == ["q"]
-
-
-def test_a_failed_probe_weighs_as_much_as_what_its_pause_spared() -> None:
-    clock = Clock()
-    fitness = Fitness(3 * PROBE_WEIGHT, clock=clock)
-    for number in range(3):
-        clock.now += UNFIT_SECONDS
-        assert fitness.suspect() == []
-        fitness.failed(number, "q", "ImportError", probe=True)
-    assert fitness.suspect() == ["q"]
-
-
-def test_it_is_unfit_when_a_peer_has_completed_jobs_since_the_first_look() -> None:
-    fitness = suspects(Clock())
-    assert fitness.judge(["q"], [Peer(7, "q", 500, True)]) is None
-    assert fitness.judge(["q"], [Peer(7, "q", 500, True)]) is None
-    verdict = fitness.judge(["q"], [Peer(7, "q", 501, True)])
-    assert verdict is not None
-    assert (verdict.failures, verdict.queues, verdict.reason) == (10, ["q"], "ImportError")
-    assert verdict.seconds >= UNFIT_SECONDS
-
-
-def test_a_peer_that_came_later_proves_it_too() -> None:
-    fitness = suspects(Clock())
-    assert fitness.judge(["q"], []) is None
-    assert fitness.judge(["q"], [Peer(8, "q", 1, True)]) is not None
-
-
-@pytest.mark.parametrize(
-    "peers",
-    [[], [Peer(7, "q", 501, False)], [Peer(7, "other", 501, True)], [Peer(7, "q", 3, True)]],
-    ids=[
-        "alone",
-        "a peer that is gone or held back itself",
-        "a queue that does not fail here",
-        "a counter that went back",
-    ],
-)
-def test_it_stays_when_nobody_does_better(peers: list[Peer]) -> None:
-    fitness = suspects(Clock())
-    assert fitness.judge(["q"], [Peer(7, "q", 500, True)]) is None
-    assert fitness.judge(["q"], peers) is None
-
-
-def test_a_queue_that_begins_to_fail_later_is_first_looked_at_too() -> None:
-    fitness = suspects(Clock())
-    assert fitness.judge(["q"], [Peer(7, "q", 500, True)]) is None
-    fitness.failed(99, "other", "ImportError")
-    assert fitness.judge(["other", "q"], [Peer(7, "other", 900, True), Peer(7, "q", 500, True)]) is None
-    verdict = fitness.judge(["other", "q"], [Peer(7, "other", 901, True), Peer(7, "q", 500, True)])
-    assert verdict is not None
-    assert verdict.queues == ["other"]
-
-
-def test_one_success_clears_all_suspicion() -> None:
-    fitness = suspects(Clock())
-    assert fitness.judge(["q"], [Peer(7, "q", 500, True)]) is None
-    fitness.worked = True
-    assert fitness.suspect() == []
-    assert fitness.judge(["q"], [Peer(7, "q", 600, True)]) is None
+    assert [event.name for event in floor.events] == [pgqueue.EventName.TASK_CIRCUIT_OPENED]
