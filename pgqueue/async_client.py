@@ -8,16 +8,20 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
+from pgqueue.config import validate_count
 from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
 from pgqueue.job import Job
+from pgqueue.keys import CONCURRENCY, ORDERING, validate_key
 from pgqueue.ops import Op
+from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import status as status_ops
+from pgqueue.ops.admission import LaneStatus
 from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
@@ -209,7 +213,7 @@ class AsyncPgQueue(Core):
         ids: int | Iterable[int] | None = None,
         limit: int = 50,
     ) -> list[LiveJob]:
-        """Live jobs in the order of their ids; `state` is ready, scheduled or running."""
+        """Live jobs in the order of their ids; `state` is ready, scheduled, blocked or running."""
         return await self.run(
             status_ops.jobs(queue=queue, task=task, state=state, ids=None if ids is None else as_ids(ids), limit=limit)
         )
@@ -225,6 +229,22 @@ class AsyncPgQueue(Core):
     async def resume(self, queue: str) -> bool:
         """Let claims go on; False when the queue was never paused."""
         return await self.run(status_ops.resume(queue, channel=self.channel))
+
+    async def lanes(self, queue: str, *, limit: int = 50) -> list[LaneStatus]:
+        """The keys of this queue that have jobs, or of which something was said: parked ones first."""
+        return await self.run(admission_ops.lanes(queue, limit=limit))
+
+    async def unpark(self, queue: str, ordering_key: str) -> bool:
+        """Let the jobs of this ordering key go on; False when it was not parked."""
+        op = admission_ops.resume(queue, ORDERING + ordering_key, channel=self.channel)
+        return await self.run(op)
+
+    async def limit_key(self, queue: str, concurrency_key: str, limit: int | None) -> None:
+        """At most `limit` jobs of this key at once, whatever its jobs say; None: what they say. Admitted ones stay so."""
+        if limit is not None:
+            validate_count("limit", limit)
+        lane = CONCURRENCY + validate_key("concurrency_key", concurrency_key)
+        await self.run(admission_ops.set_width(queue, lane, limit, channel=self.channel))
 
     async def close(self) -> None:
         """Close our own connections. The next call opens them again."""

@@ -18,9 +18,12 @@ from pgqueue.config import Settings, load_settings, validate_count, validate_nam
 from pgqueue.errors import LeaseLost
 from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
+from pgqueue.keys import PARK, lane_of, width_of
 from pgqueue.ops import Op
+from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import enqueue as enqueue_ops
+from pgqueue.ops import keyed as keyed_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops.dead_letter import Selection
@@ -65,6 +68,7 @@ class Core:
         self.events = Bus()
         self._low_water: dict[str, claim_ops.LowWater] = {}
         self._maintained: dict[str, float] = {}
+        self._marks: dict[str, admission_ops.AdmissionMark] = {}
 
     @property
     def channel(self) -> str | None:
@@ -96,7 +100,11 @@ class Core:
             if headers is None
             else payload.encode_object("headers", headers, max_bytes=self.settings.max_payload_bytes),
             channel=self.channel if soon else None,
-            prefix="due " if delay else "",
+            prefix="due " if delay else "key " if width_of(options) else "",
+            has_keys=options.has_keys,
+            lane_rank=None if options.concurrency_key is None and options.fairness_key is None else -options.priority,
+            lane_width=width_of(options),
+            park=True if options.on_dead == PARK else None,
         )
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> enqueue_ops.Call:
@@ -108,8 +116,10 @@ class Core:
     ) -> Op[int]:
         """One job of a registered task. Everything is checked before the operation exists."""
         task.check(args, kwargs)
-        call = self.call(args, kwargs)
-        return enqueue_ops.enqueue(self._envelope(task, options), call)
+        envelope = self._envelope(task, options)
+        if envelope.has_keys:
+            return keyed_ops.enqueue_one(envelope, self.keyed_call(options, args, kwargs))
+        return enqueue_ops.enqueue(envelope, self.call(args, kwargs))
 
     def enqueue_many_op(
         self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls
@@ -118,9 +128,11 @@ class Core:
 
         Two chunks of `calls` are read here, the rest as the chunks go out.
         """
+        envelope = self._envelope(task, options)
+        if envelope.has_keys:
+            return keyed_ops.enqueue_keyed(envelope, self._keyed_calls(task, options, calls)), True
         chunks = enqueue_ops.chunked(self._calls(task, calls))
         first = list(itertools.islice(chunks, 2))
-        envelope = self._envelope(task, options)
         return enqueue_ops.enqueue_many(envelope, itertools.chain(first, chunks)), len(first) > 1
 
     def enqueue_named_op(
@@ -132,9 +144,23 @@ class Core:
         if task is not None:
             return self.enqueue_op(task, task.defaults.for_call(options), args, kwargs)
         chosen = TaskOptions().for_call(options)
-        call = self.call(args, kwargs)
         retry_json = None if chosen.retry == DEFAULT_POLICY else retry_policies.to_json(chosen.retry)
-        return enqueue_ops.enqueue(self.envelope(name, chosen, retry_json), call)
+        envelope = self.envelope(name, chosen, retry_json)
+        if envelope.has_keys:
+            return keyed_ops.enqueue_one(envelope, self.keyed_call(chosen, args, kwargs))
+        return enqueue_ops.enqueue(envelope, self.call(args, kwargs))
+
+    def keyed_call(self, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> keyed_ops.KeyedCall:
+        """The arguments as JSON texts, and the keys of this call."""
+        return keyed_ops.KeyedCall(self.call(args, kwargs), lane=lane_of(options, args, kwargs))
+
+    def _keyed_calls(
+        self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls
+    ) -> Iterator[keyed_ops.KeyedCall]:
+        for given in calls:
+            args, kwargs = split_call(given)
+            task.check(args, kwargs)
+            yield self.keyed_call(options, args, kwargs)
 
     def _calls(self, task: BaseTask[..., Any], calls: Calls) -> Iterator[enqueue_ops.Call]:
         for given in calls:
@@ -175,9 +201,7 @@ class Core:
                 if own and self._maintenance_due(queue):
                     yield from rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
                     yield from rescue_ops.promote(queue, channel=None)
-                taken += yield from claim_ops.claim(
-                    queue, limit - len(taken), lease=lease, low_water=self._hint(queue), relaxed=own
-                )
+                taken += yield from self._claim_from(queue, limit - len(taken), lease, own)
             except Exception:
                 if taken and own:
                     break  # what is claimed already is committed: it must reach its caller
@@ -185,6 +209,19 @@ class Core:
         if taken:
             self.events.emit(EventName.JOBS_CLAIMED, ids=[job.id for job in taken])
         return taken
+
+    def _claim_from(self, queue: str, limit: int, lease: float, own: bool) -> Op[list[Job]]:
+        hint = self._hint(queue)
+        jobs = yield from claim_ops.claim(queue, limit, lease=lease, low_water=hint, relaxed=own)
+        if len(jobs) < limit and own:
+            # Never in a caller's transaction, which would keep the lanes locked until its end.
+            mark = self._marks.setdefault(queue, admission_ops.AdmissionMark())
+            admitted = yield from admission_ops.admit(queue, mark, room=limit, channel=self.channel)
+            if admitted.jobs:
+                hint.notified()
+                more = limit - len(jobs)
+                jobs += yield from claim_ops.claim(queue, more, lease=lease, low_water=hint, relaxed=own)
+        return jobs
 
     def _hint(self, queue: str) -> claim_ops.LowWater:
         return self._low_water.setdefault(queue, claim_ops.LowWater(share=0))
@@ -202,14 +239,16 @@ class Core:
 
     def _settle(self, jobs: Sequence[Job], outcome: Callable[[Job], Outcome]) -> Op[None]:
         lost: list[Job] = []
+        options = dataclasses.replace(self.settle_options, lanes_channel=self.channel)
         for queue, members in by_queue(jobs).items():
             pairs = [(job, outcome(job)) for job in members]
-            lost += yield from settle_ops.settle(
-                queue, pairs, finished={job.token for job in members}, options=self.settle_options
+            settled = yield from settle_ops.settle(
+                queue, pairs, finished={job.token for job in members}, options=options
             )
-        settled = len(jobs) - len(lost)
-        if settled:
-            self.events.emit(EventName.JOBS_SETTLED, count=settled)
+            lost += settled.lost
+        count = len(jobs) - len(lost)
+        if count:
+            self.events.emit(EventName.JOBS_SETTLED, count=count)
         self._raise_lost(lost)
 
     def extend_op(self, jobs: Jobs, lease: float | timedelta) -> Op[None]:

@@ -10,10 +10,11 @@ from pgqueue.payload import decode_args, decode_kwargs, decode_object
 
 
 class JobState(enum.StrEnum):
-    """Where a job is. The first three are live rows; the others are where it can end."""
+    """Where a job is. The first four are live rows; the others are where it can end."""
 
     READY = "ready"
     SCHEDULED = "scheduled"
+    BLOCKED = "blocked"
     RUNNING = "running"
     COMPLETED = "completed"
     CANCELLED = "cancelled"

@@ -38,9 +38,12 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.JOBS_PROMOTED: (_DEBUG, "{count} job(s) of queue {queue} became due"),
     EventName.TASK_CIRCUIT_OPENED: (
         _WARNING,
-        "holding back task {task} of queue {queue}: {failures} attempts in a row failed with {reason}, one job is tried in {pause} s",
+        "holding back task {task} of queue {queue}: {failures} attempts in a row failed with {reason}; next in {pause} s",
     ),
-    EventName.TASK_CIRCUIT_CLOSED: (_INFO, "task {task} of queue {queue} works again after {seconds} s: its jobs are claimed again"),
+    EventName.TASK_CIRCUIT_CLOSED: (
+        _INFO,
+        "task {task} of queue {queue} works again after {seconds} s: its jobs are claimed again",
+    ),
     EventName.WORKER_POOLED: (_INFO, "worker {worker} is behind a pooler; it listens for notifications: {listens}"),
     EventName.WORKER_STARTED: (_INFO, "worker {worker} started: queues {queues}; concurrency {concurrency}"),
     EventName.WORKER_STOPPING: (_INFO, "worker {worker} is stopping and holds {held} job(s)"),

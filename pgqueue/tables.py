@@ -26,6 +26,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
@@ -49,6 +50,8 @@ class Tables:
     dead_letter: Table
     archive: Table
     queue: Table
+    admission: Table
+    lane: Table
 
 
 @cache
@@ -59,7 +62,7 @@ def metadata_for(schema: str = "pgqueue") -> MetaData:
     that rolls the archive nor its partitions.
     """
     metadata = MetaData(schema=validate_schema(schema))
-    for define in (_job, _lease, _worker, _dead_letter, _archive, _queue):
+    for define in (_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane):
         define(metadata)
     return metadata
 
@@ -131,12 +134,56 @@ def _job(metadata: MetaData) -> None:
         Column("headers", JSON),
         Column("errors", JSONB),
         _time("created_at", now=True),
+        *_keys(),
+        Column("admitted", Boolean),
+        Column("park", Boolean),
     ]
     job = Table("job", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="job_pkey"))
     claimable = job.c.position.is_not(None)
     Index("job_claim", job.c.queue, job.c.priority.desc(), job.c.position, postgresql_where=claimable)
     Index("job_cancel", job.c.queue, job.c.id, postgresql_where=job.c.cancel_requested)
+    _index_lanes(job)
     Index("job_due", job.c.queue, job.c.run_at, postgresql_where=job.c.run_at.is_not(None))
+
+
+def _keys() -> list[Column[Any]]:
+    return [
+        Column("unique_key", Text(collation="C")),
+        Column("lane", Text(collation="C")),
+        Column("lane_rank", SmallInteger),
+        Column("lane_width", Integer),
+    ]
+
+
+def _index_lanes(job: Table) -> None:
+    unique = job.c.unique_key.is_not(None)
+    Index("job_unique", job.c.unique_key, job.c.queue, unique=True, postgresql_where=unique)
+    waiting = job.c.lane.is_not(None) & job.c.admitted.is_(None) & job.c.run_at.is_(None)
+    Index("job_lane_waiting", job.c.lane, job.c.queue, job.c.lane_rank, job.c.id, postgresql_where=waiting)
+    Index("job_lane_admitted", job.c.lane, job.c.queue, postgresql_where=job.c.admitted)
+    head = job.c.admitted & (job.c.lane >= literal_column("'o'")) & (job.c.lane < literal_column("'p'"))
+    Index("job_lane_head", job.c.lane, job.c.queue, unique=True, postgresql_where=head)
+
+
+def _admission(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, Identity(always=True), nullable=False),
+        _name("queue"),
+        _name("lane"),
+        _time("due_at", nullable=True),
+    ]
+    Table("admission", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="admission_pkey"))
+
+
+def _lane(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        _name("lane"),
+        _name("queue"),
+        Column("width", Integer),
+        _time("parked_at", nullable=True),
+        Column("parked_by", BigInteger),
+    ]
+    Table("lane", metadata, *columns, PrimaryKeyConstraint("lane", "queue", name="lane_pkey"))
 
 
 def _lease(metadata: MetaData) -> None:
@@ -189,6 +236,8 @@ def _dead_letter(metadata: MetaData) -> None:
         _time("created_at"),
         Column("reason", Text, nullable=False),
         _time("died_at", now=True),
+        *_keys(),
+        Column("park", Boolean),
     ]
     dead = Table("dead_letter", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="dead_letter_pkey"))
     Index("dead_letter_age", dead.c.queue, dead.c.died_at)

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from pgqueue import retry as retry_policies
 from pgqueue.config import validate_count, validate_name, validate_priority, validate_seconds
 from pgqueue.errors import ArgumentsDoNotBind, ConfigurationError, DuplicateTask, UnknownTask
+from pgqueue.keys import CONTINUE, PARK, Key, validate_key_option
 from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
 
 P = ParamSpec("P")
@@ -22,6 +23,7 @@ RESERVED = "using"
 THREAD, PROCESS = "thread", "process"
 OF_THE_TASK = ("isolation", "memory_limit")
 MOST_MEMORY = 2**62
+LANE_KEYS = ("ordering_key", "concurrency_key", "fairness_key")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,11 @@ class TaskOptions:
     `run_at`: an aware datetime. `timeout`: seconds after which an `async def` is cancelled and a plain function sees
     `current_job().cancelled`; a child process is killed then. `retry`: the policy for the time between attempts. `headers`:
     a JSON object beside the arguments.
+
+    `ordering_key`: jobs of one key run one at a time, in the order in which they were enqueued; `on_dead="park"` stops the
+    key when one of them is dead-lettered, until an operator decides. `concurrency_key`: at most `concurrency_limit` jobs of
+    one key are in work at once, on all workers. `fairness_key`: jobs of different keys take turns. Each is text, or a
+    function of the call's arguments that returns text, or None for no key; a job has one of the three at most.
 
     Two belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
     that run in a child process, one at a time. `memory_limit`: bytes that a run in a child process may take beyond what
@@ -46,6 +53,11 @@ class TaskOptions:
     delay: float | timedelta | None = None
     run_at: datetime | None = None
     headers: Mapping[str, Any] | None = None
+    ordering_key: Key | None = None
+    concurrency_key: Key | None = None
+    concurrency_limit: int | None = None
+    fairness_key: Key | None = None
+    on_dead: str = CONTINUE
     isolation: str = THREAD
     memory_limit: int | None = None
 
@@ -70,6 +82,29 @@ class TaskOptions:
         if self.headers is not None and not isinstance(self.headers, Mapping):
             raise ConfigurationError("headers must be a mapping")
         self._check_isolation()
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        lanes = [name for name in LANE_KEYS if getattr(self, name) is not None]
+        for name in lanes:
+            validate_key_option(name, getattr(self, name))
+        if len(lanes) > 1:
+            raise ConfigurationError(
+                f"give one of {', '.join(LANE_KEYS)}, not {' and '.join(lanes)}: a job stands in one line"
+            )
+        if self.concurrency_limit is not None:
+            validate_count("concurrency_limit", self.concurrency_limit)
+        if (self.concurrency_key is None) != (self.concurrency_limit is None):
+            raise ConfigurationError("concurrency_key and concurrency_limit belong together: give both")
+        if self.on_dead not in (CONTINUE, PARK):
+            raise ConfigurationError(f'on_dead must be "{CONTINUE}" or "{PARK}", not {self.on_dead!r}')
+        if self.on_dead == PARK and self.ordering_key is None:
+            raise ConfigurationError(f'on_dead="{PARK}" stops a line of jobs: it needs an ordering_key')
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its jobs may have keys, and so take the longer way into the queue."""
+        return any(getattr(self, name) is not None for name in LANE_KEYS)
 
     def _check_isolation(self) -> None:
         if self.isolation not in (THREAD, PROCESS):

@@ -7,5 +7,5 @@ try:
 except PackageNotFoundError:  # a source tree on sys.path
     __version__ = "0+unknown"
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The revision of the schema that this version works on."""

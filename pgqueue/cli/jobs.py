@@ -21,6 +21,7 @@ class State(enum.StrEnum):
 
     READY = "ready"
     SCHEDULED = "scheduled"
+    BLOCKED = "blocked"
     RUNNING = "running"
 
 
@@ -36,7 +37,7 @@ def jobs(
     queue_name: QueueName = None,
     task: TaskName = None,
     state: Annotated[
-        State | None, typer.Option("--state", metavar="STATE", help="Only ready, scheduled or running jobs.")
+        State | None, typer.Option("--state", metavar="STATE", help="Only ready, scheduled, blocked or running jobs.")
     ] = None,
     ids: Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Only this job; may be repeated.")] = None,
     limit: Limit = 50,

@@ -20,9 +20,9 @@ def register(app: typer.Typer) -> None:
 
 @placed
 def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) -> int:
-    """Show every queue: how many jobs are ready, scheduled, running and dead, and which workers hold it back.
+    """Show every queue: how many jobs are ready, blocked, scheduled, running and dead, and which workers hold it back.
 
-    A worker holds a queue back while its attempts there keep failing for one reason.
+    A worker holds a task back while its attempts keep failing for one reason. A job is blocked while it waits for its key.
     """
     with queue(place) as pq:
         check_queue(pq, queue_name)
@@ -31,11 +31,12 @@ def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) 
         write_json(found)
         return 0
     write_table(
-        ["queue", "ready", "scheduled", "running", "dead", "oldest ready, s", "paused since"],
+        ["queue", "ready", "blocked", "scheduled", "running", "dead", "oldest ready, s", "paused since"],
         [
             (
                 row.queue,
                 _count(row.ready),
+                _count(row.blocked),
                 _count(row.scheduled),
                 _count(row.running),
                 _count(row.dead),

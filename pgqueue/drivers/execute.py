@@ -93,9 +93,9 @@ def _stream(connection: SyncConnection, stream: Stream, texts: Mapping[str, byte
                 cursor = _cursor(connection)
                 cursor.execute(texts[step.name], step.params)
                 _ask_for_the_answer(connection, only)
-                sent.append(cursor)
-            for cursor in sent:
-                rows += cursor.fetchall()
+                sent.append((step, cursor))
+            for step, cursor in sent:
+                rows += [] if step.silent else cursor.fetchall()
                 cursor.close()
     return rows
 
@@ -111,9 +111,9 @@ async def _stream_async(connection: AsyncConnection, stream: Stream, texts: Mapp
                 cursor = _async_cursor(connection)
                 await cursor.execute(texts[step.name], step.params)
                 _ask_for_the_answer(connection, only)
-                sent.append(cursor)
-            for cursor in sent:
-                rows += await cursor.fetchall()
+                sent.append((step, cursor))
+            for step, cursor in sent:
+                rows += [] if step.silent else await cursor.fetchall()
                 await cursor.close()
     return rows
 

@@ -26,10 +26,11 @@ class Texts(list[str | None]):
 
 
 class Step(NamedTuple):
-    """One statement to run: its name in `pgqueue.sql` and its parameters."""
+    """One statement to run: its name in `pgqueue.sql` and its parameters. `silent`: it has no answer (BEGIN, COMMIT)."""
 
     name: str
     params: dict[str, Any]
+    silent: bool = False
 
 
 class Stream(NamedTuple):

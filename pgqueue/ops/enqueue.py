@@ -31,8 +31,14 @@ class Envelope:
     headers: str | None = None
     channel: str | None = None
     prefix: str = ""
+    has_keys: bool = False
+    lane_rank: int | None = None
+    lane_width: int | None = None
+    park: bool | None = None
     params: dict[str, object] = field(init=False, repr=False, compare=False)
     """What every enqueue statement is given."""
+    keyed: dict[str, object] = field(init=False, repr=False, compare=False)
+    """What those with keys are given beside it."""
 
     def __post_init__(self) -> None:
         params = {
@@ -49,6 +55,8 @@ class Envelope:
             "prefix": self.prefix,
         }
         object.__setattr__(self, "params", params)
+        keyed = {"lane_rank": self.lane_rank, "lane_width": self.lane_width, "park": self.park}
+        object.__setattr__(self, "keyed", keyed)
 
 
 def enqueue(envelope: Envelope, call: Call) -> Op[int]:

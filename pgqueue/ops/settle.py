@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pgqueue.job import Job
 from pgqueue.ops import Int8s, Op, Step, Texts
@@ -16,34 +16,46 @@ PART = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleOptions:
-    """`archive`: keep finished jobs. `channel`: whom to wake for jobs that are ready again; None for nobody."""
+    """`archive`: keep finished jobs. `channel`: whom to wake for jobs that are ready again; None for nobody.
+    `lanes_channel`: the same for slots of lanes that became free; None where the caller looks after them."""
 
     archive: bool = True
     channel: str | None = None
+    lanes_channel: str | None = None
+
+
+class Settled(NamedTuple):
+    """`lost`: the jobs whose token is no longer the current one. `freed`: slots of lanes are free now (`ops.admission`)."""
+
+    lost: list[Job]
+    freed: bool
 
 
 def settle(
     queue: str, settlements: Sequence[Settlement], *, finished: Iterable[int] = (), options: SettleOptions
-) -> Op[list[Job]]:
-    """Write the outcomes of jobs of one queue; returns the jobs whose token is no longer the current one.
+) -> Op[Settled]:
+    """Write the outcomes of jobs of one queue.
 
     `finished` are the tokens whose jobs the caller believes all settled with this call: their lease rows go, if that is
     true. Completions come last, so that a lease goes together with its last jobs.
     """
     lost: list[Job] = []
+    freed = False
     leases = Int8s(sorted(set(finished)))
     writes = list(_writes(settlements))
     for number, (kind, write, chosen) in enumerate(writes, 1):
         last = number == len(writes) and kind is OutcomeKind.COMPLETED
-        rows = yield write({"queue": queue, **_pairs(chosen)}, chosen, leases if last else Int8s(), options)
-        count, accepted = rows[0][:2]
+        shared = {"queue": queue, "archive": options.archive, "lanes_channel": options.lanes_channel, **_pairs(chosen)}
+        rows = yield write(shared, chosen, leases if last else Int8s(), options)
+        count, accepted, freeing = rows[0][:3]
+        freed = freed or freeing
         if count < len(chosen):
             lost.extend(job for job, _ in chosen if job.id not in (accepted or ()))
         if last:
             leases = Int8s()
     if leases:
         yield Step("lease_free", {"queue": queue, "leases": leases})
-    return lost
+    return Settled(lost, freed)
 
 
 def _writes(settlements: Sequence[Settlement]) -> Iterator[tuple[OutcomeKind, _Write, list[Settlement]]]:
@@ -89,9 +101,7 @@ def _complete(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8
     state = "completed" if chosen[0][1].kind is OutcomeKind.COMPLETED else "discarded"
     # None, not a list of nothing: most completions have no reason, and the list would be sent with each of them.
     reasons = Texts([outcome.reason for _, outcome in chosen]) if state == "discarded" else None
-    return Step(
-        "job_complete", {**params, "archive": options.archive, "state": state, "reasons": reasons, "leases": leases}
-    )
+    return Step("job_complete", {**params, "state": state, "reasons": reasons, "leases": leases})
 
 
 def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
@@ -102,7 +112,6 @@ def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, 
             "delays": [outcome.delay for _, outcome in chosen],
             "spent": [outcome.kind is OutcomeKind.RETRY for _, outcome in chosen],
             "errors": Texts([outcome.error_json for _, outcome in chosen]),
-            "archive": options.archive,
             "channel": options.channel,
         },
     )
@@ -115,13 +124,12 @@ def _bury(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, o
             **params,
             "reasons": Texts([outcome.reason or "dead-lettered" for _, outcome in chosen]),
             "errors": Texts([outcome.error_json for _, outcome in chosen]),
-            "archive": options.archive,
         },
     )
 
 
 def _release(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
-    return Step("job_release", {**params, "archive": options.archive, "channel": options.channel})
+    return Step("job_release", {**params, "channel": options.channel})
 
 
 _Write = Callable[[dict[str, Any], Sequence[Settlement], Int8s, SettleOptions], Step]

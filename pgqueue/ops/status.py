@@ -30,7 +30,8 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run.
+    """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run, `blocked` jobs
+    wait for their key.
 
     `held_back`: the tasks that live workers leave out for now.
     """
@@ -42,6 +43,7 @@ class QueueStatus:
     dead: int
     paused_at: datetime | None
     oldest_ready: float | None
+    blocked: int = 0
     held_back: list[HeldBack] = field(default_factory=list)
 
 

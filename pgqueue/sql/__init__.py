@@ -12,6 +12,8 @@ _BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | r
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 FILES = (
     "enqueue.sql",
+    "keyed.sql",
+    "admission.sql",
     "claim.sql",
     "settle.sql",
     "rescue.sql",

@@ -12,6 +12,7 @@ LIMIT %(limit)s::int8
 
 -- name: dead_redrive
 -- Back into the queue under the same id, with all attempts anew and the history of errors kept, oldest first.
+-- The id keeps its place in an ordering key's line. resumed: who redrives the job that has parked its lane has decided about it.
 WITH picked AS MATERIALIZED (
     SELECT id, queue
     FROM {schema}.dead_letter
@@ -25,14 +26,22 @@ WITH picked AS MATERIALIZED (
     DELETE FROM {schema}.dead_letter AS d USING picked WHERE d.id = picked.id AND d.queue = picked.queue RETURNING d.*
 ), back AS (
     INSERT INTO {schema}.job (
-        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, errors, created_at)
-    SELECT id, queue, task, args, kwargs, priority, nextval('{schema}.job_id_seq'), greatest(max_attempts, 1), timeout, retry,
-           headers, errors, created_at
+        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, errors, created_at,
+        unique_key, lane, lane_rank, lane_width, park)
+    SELECT id, queue, task, args, kwargs, priority, CASE WHEN lane IS NULL THEN nextval('{schema}.job_id_seq') END,
+           greatest(max_attempts, 1), timeout, retry, headers, errors, created_at, unique_key, lane, lane_rank, lane_width, park
     FROM (SELECT * FROM gone ORDER BY died_at, id) AS sorted
-    RETURNING id, queue
+    RETURNING id, queue, lane
+), resumed AS (
+    UPDATE {schema}.lane AS l SET parked_at = NULL, parked_by = NULL
+    FROM back
+    WHERE l.lane = back.lane AND l.queue = back.queue AND l.parked_by = back.id
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM back WHERE lane IS NOT NULL
 ), told AS (
-    SELECT queue, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, queue) END AS sent
-    FROM (SELECT DISTINCT queue FROM back) AS queues
+    SELECT queue, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, queue) END AS sent,
+           CASE WHEN %(channel)s::text IS NOT NULL AND keyed THEN pg_notify(%(channel)s::text, 'key ' || queue) END AS keyed
+    FROM (SELECT queue, bool_or(lane IS NOT NULL) AS keyed FROM back GROUP BY queue) AS queues
 )
 SELECT back.id FROM back JOIN told ON told.queue = back.queue ORDER BY back.id
 

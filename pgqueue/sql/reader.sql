@@ -13,7 +13,8 @@ SELECT has_column_privilege('{schema}.job', 'args', 'SELECT') AND has_column_pri
 
 -- name: job_list_bare
 SELECT id, queue, task,
-       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled' ELSE 'ready' END AS state,
+       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled'
+            WHEN position IS NULL AND lane IS NOT NULL THEN 'blocked' ELSE 'ready' END AS state,
        priority, attempt, max_attempts, lost,
        CASE WHEN run_at >= '0001-01-02' AND run_at < '9999-12-30' THEN run_at END,
        CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-30' THEN created_at END,
@@ -23,7 +24,8 @@ WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
   AND (%(task)s::text IS NULL OR task = %(task)s::text)
   AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
   AND (%(state)s::text IS NULL OR %(state)s::text =
-       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled' ELSE 'ready' END)
+       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled'
+            WHEN position IS NULL AND lane IS NOT NULL THEN 'blocked' ELSE 'ready' END)
 ORDER BY id
 LIMIT %(limit)s::int8
 

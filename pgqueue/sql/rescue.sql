@@ -18,7 +18,7 @@ WITH expired AS MATERIALIZED (
     LIMIT %(limit)s::int8
     FOR UPDATE SKIP LOCKED
 ), held AS MATERIALIZED (
-    SELECT id, CASE WHEN cancel_requested THEN 'cancelled' WHEN attempt >= max_attempts THEN 'dead' ELSE 'returned' END AS fate
+    SELECT id, lane, CASE WHEN cancel_requested THEN 'cancelled' WHEN attempt >= max_attempts THEN 'dead' ELSE 'returned' END AS fate
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT unnest(job_ids) FROM expired))
       AND lease_id = ANY (ARRAY(SELECT id FROM expired))
@@ -39,15 +39,21 @@ WITH expired AS MATERIALIZED (
 ), dead AS (
     INSERT INTO {schema}.dead_letter (
         id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers, errors, created_at,
-        reason, died_at)
+        reason, died_at, unique_key, lane, lane_rank, lane_width, park)
     SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, least(lost, 2147483646) + 1, timeout, retry, headers,
            CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
                  WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
             || jsonb_build_array(jsonb_build_object(
                 'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired', 'at', clock_timestamp())),
-           created_at, 'worker lost', clock_timestamp()
+           created_at, 'worker lost', clock_timestamp(), unique_key, lane, lane_rank, lane_width, park
     FROM gone
     WHERE NOT cancel_requested
+), parked AS (
+    INSERT INTO {schema}.lane (lane, queue, parked_at, parked_by)
+    SELECT lane, queue, clock_timestamp(), id FROM gone WHERE park AND lane IS NOT NULL AND NOT cancel_requested
+    ON CONFLICT (lane, queue) DO UPDATE SET parked_at = excluded.parked_at, parked_by = excluded.parked_by
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
@@ -65,7 +71,8 @@ WITH expired AS MATERIALIZED (
 )
 SELECT id, 'lease', NULL, expires_at::text, expires_at = (SELECT max(expires_at) FROM expired) FROM expired
 UNION ALL
-SELECT id, fate, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END, NULL, NULL
+SELECT id, fate, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text,
+    CASE WHEN fate <> 'returned' AND lane IS NOT NULL THEN 'key ' ELSE '' END || %(queue)s::text) END, NULL, NULL
 FROM held
 
 -- name: job_adopt
@@ -94,8 +101,9 @@ RETURNING job_ids
 
 -- name: job_promote
 -- Puts due jobs at the end of their line, in the order of their due times. The ranges are explained at job_claim.
+-- woken: a job of a lane that holds no slot goes back among those that wait for one.
 WITH due AS MATERIALIZED (
-    SELECT id, run_at
+    SELECT id, run_at, lane IS NULL OR admitted IS NOT NULL AS free
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
       AND run_at IS NOT NULL AND run_at >= '-infinity' AND run_at <= (SELECT clock_timestamp())
@@ -103,19 +111,24 @@ WITH due AS MATERIALIZED (
     LIMIT %(limit)s::int8
     FOR NO KEY UPDATE SKIP LOCKED
 ), placed AS MATERIALIZED (
-    SELECT id, nextval('{schema}.job_id_seq') AS position FROM (SELECT id FROM due ORDER BY run_at, id) AS sorted
+    SELECT id, CASE WHEN free THEN nextval('{schema}.job_id_seq') END AS position
+    FROM (SELECT id, free FROM due ORDER BY run_at, id) AS sorted
 ), moved AS (
     UPDATE {schema}.job AS j
     SET position = placed.position, run_at = NULL
     FROM placed
     WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM due)) AND j.id = placed.id
-    RETURNING j.id
+    RETURNING j.id, CASE WHEN j.position IS NULL THEN j.lane END AS lane
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT %(queue)s::text, lane FROM moved WHERE lane IS NOT NULL
 )
-SELECT array_agg(id), CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+SELECT array_agg(id), count(lane) > 0,
+       CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END,
+       CASE WHEN %(channel)s::text IS NOT NULL AND count(lane) > 0 THEN pg_notify(%(channel)s::text, 'key ' || %(queue)s::text) END
 FROM moved
 
 -- name: queue_agenda
--- Seconds until the next lease ends and until the next job is due (0 or less: now). One cheap look instead of three statements
+-- Seconds until the next lease ends, until the next job is due and until a lane is to be looked at (0 or less: now). One cheap look instead of three statements
 -- that find nothing. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
 -- from minus infinity.
 SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
@@ -128,6 +141,11 @@ SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
           AND run_at IS NOT NULL AND run_at < 'infinity'
         ORDER BY run_at
+        LIMIT 1),
+       (SELECT extract(epoch FROM coalesce(due_at, 'epoch') - clock_timestamp())::float8
+        FROM {schema}.admission
+        WHERE queue = %(queue)s::text
+        ORDER BY due_at NULLS FIRST
         LIMIT 1)
 
 -- name: archive_roll

@@ -14,7 +14,7 @@ _LOCKED = re.compile(
 _TOUCHES = (
     (re.compile(rf"(?:FROM|JOIN) {_OURS}"), "SELECT"),
     (re.compile(rf"INSERT INTO {_OURS}"), "INSERT"),
-    (re.compile(rf"INSERT INTO {_OURS}[^;]*DO UPDATE"), "UPDATE"),
+    (re.compile(rf"INSERT INTO {_OURS}(?:(?!INSERT INTO)[^;])*DO UPDATE"), "UPDATE"),
     (re.compile(rf"\bUPDATE {_OURS}"), "UPDATE"),
     (_LOCKED, "UPDATE"),
     (re.compile(rf"DELETE FROM {_OURS}"), "DELETE"),  # noqa: S608 - a pattern, not a statement

@@ -34,7 +34,7 @@ END $do$
 -- transaction, so nobody sees the state between. Revoking a table's rights revokes those of its columns.
 REVOKE ALL ON SCHEMA {schema} FROM {worker}, {producer}, {reader};
 REVOKE ALL ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter, {schema}.archive, {schema}.queue,
-    {schema}.schema_version FROM {worker}, {producer}, {reader};
+    {schema}.admission, {schema}.lane, {schema}.schema_version FROM {worker}, {producer}, {reader};
 REVOKE ALL ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq FROM {worker}, {producer}, {reader};
 REVOKE ALL ON FUNCTION {schema}.archive_roll(interval) FROM {worker}, {producer}, {reader}
 
@@ -48,16 +48,19 @@ GRANT USAGE ON SCHEMA {schema} TO {worker}, {producer}, {reader};
 GRANT SELECT ON {schema}.schema_version TO {worker}, {reader};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter TO {worker};
 GRANT INSERT ON {schema}.archive TO {worker};
-GRANT SELECT, INSERT, UPDATE ON {schema}.queue TO {worker};
+GRANT SELECT, INSERT, UPDATE ON {schema}.queue, {schema}.lane TO {worker};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.admission TO {worker};
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq TO {worker};
 GRANT EXECUTE ON FUNCTION {schema}.archive_roll(interval) TO {worker};
-GRANT INSERT (id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at),
-    SELECT (id) ON {schema}.job TO {producer};
+GRANT INSERT (id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at,
+    unique_key, lane, lane_rank, lane_width, park), SELECT (id, queue, unique_key) ON {schema}.job TO {producer};
+GRANT INSERT (queue, lane) ON {schema}.admission TO {producer};
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq TO {producer};
-GRANT SELECT ON {schema}.lease, {schema}.worker, {schema}.queue TO {reader};
+GRANT SELECT ON {schema}.lease, {schema}.worker, {schema}.queue, {schema}.admission, {schema}.lane TO {reader};
 GRANT SELECT (id, queue, task, priority, position, run_at, attempt, max_attempts, lost, lease_id, cancel_requested, timeout,
-    retry, created_at) ON {schema}.job TO {reader};
-GRANT SELECT (id, queue, task, priority, attempt, max_attempts, lost, timeout, retry, created_at, died_at)
+    retry, created_at, unique_key, lane, lane_rank, lane_width, admitted, park) ON {schema}.job TO {reader};
+GRANT SELECT (id, queue, task, priority, attempt, max_attempts, lost, timeout, retry, created_at, died_at,
+    unique_key, lane, lane_rank, lane_width, park)
     ON {schema}.dead_letter TO {reader};
 GRANT SELECT (id, queue, task, priority, attempt, lost, state, created_at, finished_at) ON {schema}.archive TO {reader}
 

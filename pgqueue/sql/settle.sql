@@ -3,12 +3,14 @@
 -- width_bucket finds the place of an id by binary search; array_position, reading from the start, took half of the time of a
 -- completion of a thousand.
 -- The answer is how many were accepted, and which only when some were not: nearly always all are, and reading their ids back
--- would cost the client as much as sending them.
+-- would cost the client as much as sending them. Then whether lanes have a free slot now: a worker that goes on looks for itself,
+-- others are told (lanes_channel).
 
 -- name: job_complete
 -- Removes finished jobs, keeps them in the archive if asked, and gives back the leases that hold nothing any more.
 -- leases: those whose jobs the caller believes all settled. The row goes only if that is true: each of its jobs is either
 --   removed here or no longer its own; a lease row that went too early would strand a running job for ever.
+-- woken: a lane has a free slot; its row says so in the same commit, so that no crash can leave the lane standing.
 -- SKIP LOCKED: a rescue holds a lease and waits for its jobs; waiting for the lease here would be a deadlock. A lease that
 --   is skipped expires and is rescued empty.
 WITH gone AS (
@@ -23,6 +25,8 @@ WITH gone AS (
            (%(reasons)b::text[])[width_bucket(id, %(ids)b::int8[])], created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
 ), freed AS (
     DELETE FROM {schema}.lease
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(
@@ -37,7 +41,9 @@ WITH gone AS (
                      AND j.id <> ALL (ARRAY(SELECT gone.id FROM gone))))
         FOR UPDATE SKIP LOCKED))
 )
-SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END, count(lane) > 0,
+       CASE WHEN count(lane) > 0 AND %(lanes_channel)s::text IS NOT NULL
+            THEN pg_notify(%(lanes_channel)s::text, 'key ' || %(queue)s::text) END
 FROM gone
 
 -- name: lease_free
@@ -57,6 +63,8 @@ RETURNING id
 -- Back into the queue after an attempt: at once at the end of the line, or when `delays` (seconds) have passed.
 -- spent: false gives the attempt back (snooze). At most ten errors are kept, the newest ones; what is no list (written by
 --   hand) is dropped.
+-- admitted: a job with an ordering key keeps its slot while it waits, so that nothing overtakes it; of the other lanes it gives
+--   it up.
 -- locked: a job whose cancellation was asked for while it ran is not tried again but archived as cancelled. The flag is read
 --   under the lock: read before it, a cancellation that commits in between would leave the row to neither branch.
 WITH locked AS MATERIALIZED (
@@ -87,6 +95,7 @@ WITH locked AS MATERIALIZED (
     SET lease_id = NULL,
         attempt = CASE WHEN a.spent THEN j.attempt ELSE j.attempt - 1 END,
         run_at = CASE WHEN a.delay > 0 THEN at + a.delay * interval '1 second' END,
+        admitted = CASE WHEN a.delay > 0 AND j.lane < 'o' THEN NULL ELSE j.admitted END,
         position = CASE WHEN a.delay > 0 THEN NULL ELSE nextval('{schema}.job_id_seq') END,
         errors = CASE WHEN a.error IS NULL THEN j.errors ELSE
             CASE WHEN jsonb_typeof(j.errors) IS DISTINCT FROM 'array' THEN '[]'
@@ -94,17 +103,25 @@ WITH locked AS MATERIALIZED (
             || jsonb_build_array(a.error::jsonb || jsonb_build_object('at', at)) END
     FROM asked AS a, moment
     WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested)) AND j.id = a.id
-    RETURNING j.id
+    RETURNING j.id, j.lane, CASE WHEN j.admitted IS NULL THEN j.lane END AS freed
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane)
+    SELECT %(queue)s::text, lane FROM gone WHERE lane IS NOT NULL
+    UNION
+    SELECT %(queue)s::text, freed FROM back WHERE freed IS NOT NULL
 )
-SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END,
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END, count(freed) > 0,
+       CASE WHEN count(freed) > 0 AND %(lanes_channel)s::text IS NOT NULL
+            THEN pg_notify(%(lanes_channel)s::text, 'key ' || %(queue)s::text) END,
        CASE WHEN %(channel)s::text IS NOT NULL AND EXISTS (SELECT 1 FROM asked WHERE delay <= 0)
             THEN pg_notify(%(channel)s::text, %(queue)s::text) END,
        CASE WHEN %(channel)s::text IS NOT NULL AND EXISTS (SELECT 1 FROM asked WHERE delay > 0 AND delay < 5)
             THEN pg_notify(%(channel)s::text, 'due ' || %(queue)s::text) END
-FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
+FROM (SELECT id, freed FROM back UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_bury
 -- Into the dead letters, with the reason and the last error; cancelled jobs into the archive, as in job_retry.
+-- parked: the lane stops until an operator decides, if its jobs were enqueued so.
 WITH locked AS MATERIALIZED (
     SELECT id, cancel_requested
     FROM {schema}.job
@@ -133,17 +150,28 @@ WITH locked AS MATERIALIZED (
 ), dead AS (
     INSERT INTO {schema}.dead_letter (
         id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers, errors, created_at,
-        reason, died_at)
+        reason, died_at, unique_key, lane, lane_rank, lane_width, park)
     SELECT id, queue, task, args, kwargs, priority, attempt, max_attempts, lost, timeout, retry, headers,
            CASE WHEN error IS NULL THEN errors ELSE
             CASE WHEN jsonb_typeof(errors) IS DISTINCT FROM 'array' THEN '[]'
                  WHEN jsonb_array_length(errors) >= 10 THEN errors - 0 ELSE errors END
             || jsonb_build_array(error::jsonb || jsonb_build_object('at', clock_timestamp())) END,
-           created_at, reason, clock_timestamp()
+           created_at, reason, clock_timestamp(), unique_key, lane, lane_rank, lane_width, park
     FROM buried
+), parked AS (
+    INSERT INTO {schema}.lane (lane, queue, parked_at, parked_by)
+    SELECT lane, queue, clock_timestamp(), id FROM buried WHERE park AND lane IS NOT NULL
+    ON CONFLICT (lane, queue) DO UPDATE SET parked_at = excluded.parked_at, parked_by = excluded.parked_by
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane)
+    SELECT queue, lane FROM gone WHERE lane IS NOT NULL
+    UNION
+    SELECT queue, lane FROM buried WHERE lane IS NOT NULL
 )
-SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END
-FROM (SELECT id FROM buried UNION ALL SELECT id FROM gone) AS settled
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END, count(lane) > 0,
+       CASE WHEN count(lane) > 0 AND %(lanes_channel)s::text IS NOT NULL
+            THEN pg_notify(%(lanes_channel)s::text, 'key ' || %(queue)s::text) END
+FROM (SELECT id, lane FROM buried UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_release
 -- Given back unfinished: the attempt is not counted and the place in line is kept; cancelled jobs as in job_retry.
@@ -165,15 +193,19 @@ WITH locked AS MATERIALIZED (
            created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
 ), back AS (
     UPDATE {schema}.job
     SET lease_id = NULL, attempt = attempt - 1
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested))
     RETURNING id
 )
-SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END,
+SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END, count(lane) > 0,
+       CASE WHEN count(lane) > 0 AND %(lanes_channel)s::text IS NOT NULL
+            THEN pg_notify(%(lanes_channel)s::text, 'key ' || %(queue)s::text) END,
        CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
-FROM (SELECT id FROM back UNION ALL SELECT id FROM gone) AS settled
+FROM (SELECT id, NULL AS lane FROM back UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_queues
 -- Which queue holds each id: an operator knows ids, the other statements want one queue at a time.
@@ -200,13 +232,17 @@ WITH picked AS MATERIALIZED (
            created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
 ), asked AS (
     UPDATE {schema}.job
     SET cancel_requested = true
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM picked WHERE lease_id IS NOT NULL))
     RETURNING id
 )
-SELECT id, 'cancelled', NULL FROM gone
+SELECT id, 'cancelled',
+       CASE WHEN lane IS NOT NULL AND %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, 'key ' || %(queue)s::text) END
+FROM gone
 UNION ALL
 SELECT id, 'requested',
        CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, 'cancel ' || %(queue)s::text) END

@@ -21,6 +21,8 @@ SELECT queue FROM ready WHERE queue IS NOT NULL
 UNION SELECT queue FROM waiting WHERE queue IS NOT NULL
 UNION SELECT queue FROM dead WHERE queue IS NOT NULL
 UNION SELECT name FROM {schema}.queue
+UNION SELECT queue FROM {schema}.lane
+UNION SELECT queue FROM {schema}.admission
 ORDER BY 1
 
 -- name: queue_status
@@ -39,12 +41,17 @@ SELECT (SELECT count(*) FROM (
        (SELECT paused_at FROM {schema}.queue WHERE name = %(queue)s::text),
        (SELECT CASE WHEN isfinite(created_at) THEN extract(epoch FROM clock_timestamp() - created_at)::float8 END FROM {schema}.job
         WHERE queue = %(queue)s::text AND position IS NOT NULL AND lease_id IS NULL
-        ORDER BY priority DESC, position LIMIT 1)
+        ORDER BY priority DESC, position LIMIT 1),
+       (SELECT count(*) FROM (
+            SELECT 1 FROM {schema}.job
+            WHERE queue = %(queue)s::text AND lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL
+            LIMIT %(most)s::int8) AS blocked)
 
 -- name: job_list
 -- Live jobs, oldest id first. Times beyond Python's years are left out, as in job_claim. The state is derived: it is stored nowhere, so it cannot disagree with the row.
 SELECT id, queue, task,
-       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled' ELSE 'ready' END AS state,
+       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled'
+            WHEN position IS NULL AND lane IS NOT NULL THEN 'blocked' ELSE 'ready' END AS state,
        priority, attempt, max_attempts, lost,
        CASE WHEN run_at >= '0001-01-02' AND run_at < '9999-12-30' THEN run_at END,
        CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-30' THEN created_at END,
@@ -54,7 +61,8 @@ WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
   AND (%(task)s::text IS NULL OR task = %(task)s::text)
   AND (%(ids)b::int8[] IS NULL OR id = ANY (%(ids)b::int8[]))
   AND (%(state)s::text IS NULL OR %(state)s::text =
-       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled' ELSE 'ready' END)
+       CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled'
+            WHEN position IS NULL AND lane IS NOT NULL THEN 'blocked' ELSE 'ready' END)
 ORDER BY id
 LIMIT %(limit)s::int8
 

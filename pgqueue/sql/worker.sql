@@ -84,11 +84,15 @@ FROM {schema}.worker AS w
 ORDER BY w.id
 
 -- name: queue_drained
--- True when nothing is ready or running and no retry waits. Jobs that were enqueued for later do not count, nor does a
--- paused queue.
+-- True when nothing is ready or running and no retry waits. Jobs that were enqueued for later do not count, nor do a
+-- paused queue and a parked lane.
 SELECT EXISTS (SELECT 1 FROM {schema}.queue WHERE name = %(queue)s::text AND paused_at IS NOT NULL)
     OR NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND position IS NOT NULL)
    AND NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND run_at < 'infinity' AND attempt > 0)
+   AND NOT EXISTS (
+       SELECT 1 FROM {schema}.job AS j
+       WHERE j.lane IS NOT NULL AND j.admitted IS NULL AND j.run_at IS NULL AND j.queue = %(queue)s::text
+         AND NOT EXISTS (SELECT 1 FROM {schema}.lane AS l WHERE l.lane = j.lane AND l.queue = j.queue AND l.parked_at IS NOT NULL))
 
 -- name: worker_hello
 -- What a listener waits for to know that it hears: through a pooler in transaction mode it does not.

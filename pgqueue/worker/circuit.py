@@ -38,7 +38,7 @@ class Change:
 
 
 class Circuit:
-    """The circuit of one task in one queue. Closed: its jobs are claimed like any others. Open: they are left where they are.
+    """The circuit of one task in one queue. Closed: its jobs are claimed like any others. Open: they stay where they are.
     After each pause one of them is a probe: completed, it closes the circuit; failed, it doubles the pause; without an
     answer, the next one comes a pause later.
 

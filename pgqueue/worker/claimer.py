@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from pgqueue.events import Bus, EventName
+from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.outcome import RELEASED
@@ -56,6 +57,7 @@ class Claimer(Loop):
         breaker: Breaker,
         drained: Callable[[], None],
         hearing: Callable[[], bool],
+        channel: str | None,
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         super().__init__(events, fatal)
@@ -69,11 +71,14 @@ class Claimer(Loop):
         self.breaker = breaker
         self.drained = drained
         self.hearing = hearing
+        self.channel = channel
         self.threads: ThreadRunner
         self.coroutines: CoroutineRunner
         self.children: ChildRunner
         self._wake = threading.Event()
         self._hints = {queue: claim_ops.LowWater() for queue in queues}
+        self._to_admit: set[str] = set()
+        self._marks = {queue: admission_ops.AdmissionMark() for queue in queues}
         self._left_out: dict[str, set[str]] = {queue: set() for queue in queues}
         self._seen = (0, 0.0)
         self._average: float | None = None
@@ -85,6 +90,11 @@ class Claimer(Loop):
         """Something may be claimable: look now."""
         for hint in self._hints.values():
             hint.notified()
+        self._wake.set()
+
+    def admit(self, queue: str) -> None:
+        """A lane of this queue has changed: look who is next."""
+        self._to_admit.add(queue)
         self._wake.set()
 
     def hungry(self) -> None:
@@ -110,6 +120,8 @@ class Claimer(Loop):
         taken = 0
         more = False
         for queue in self.queues:
+            if queue in self._to_admit and not self.stopping.is_set():
+                more = self._admit(queue, room - taken) or more
             if taken < room and not self.stopping.is_set():
                 asked = min(room - taken, self._most)
                 got = self._claim(queue, asked)
@@ -120,6 +132,18 @@ class Claimer(Loop):
         if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
             self.drained()
         self._wake.wait(self._until_next(room))
+
+    def _admit(self, queue: str, room: int) -> bool:
+        """Whether there is more to admit."""
+        self._to_admit.discard(queue)  # before the look: what changes during it is looked at anew
+        try:
+            admitted = self.link.run(admission_ops.admit(queue, self._marks[queue], room=room, channel=self.channel))
+        except BaseException:
+            self._to_admit.add(queue)
+            raise
+        if admitted.more:
+            self._to_admit.add(queue)
+        return admitted.more
 
     def give_up(self) -> None:
         """A claim that takes longer than its deadline would never succeed: ask for less, and for more again later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import selectors
 import socket
 import time
@@ -21,10 +22,12 @@ PROBE_EVERY = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ears:
-    """What a listener does with what it hears: jobs are ready, due soon, to be cancelled; or it is our own hello."""
+    """What a listener does with what it hears: jobs are ready, due soon, to be cancelled, a lane has changed; or it is our
+    own hello."""
 
     ready: Callable[[], None]
     due: Callable[[], None]
+    keys: Callable[[str], None]
     cancelled: Callable[[], None]
     say_hello: Callable[[], None]
 
@@ -54,9 +57,10 @@ class Listener(Loop):
         self.channel = channel
         self.ears = ears
         self.hearing = False
-        self._meanings = {
+        self._meanings: dict[str, Callable[[], None]] = {
             **{f"cancel {queue}": ears.cancelled for queue in queues},
             **{f"due {queue}": ears.due for queue in queues},
+            **{f"key {queue}": functools.partial(ears.keys, queue) for queue in queues},
             f"hello {worker_id}": self._heard,
             **dict.fromkeys(queues, ears.ready),
         }

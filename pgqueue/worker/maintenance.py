@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pgqueue.config import Settings
 from pgqueue.events import Bus, EventName
+from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.worker.link import Link
@@ -39,6 +40,7 @@ class Maintenance(Loop):
         lease: float,
         events: Bus,
         wake: Callable[[], None],
+        admit: Callable[[str], None],
         hearing: Callable[[], bool],
         fatal: Callable[[str, BaseException], None],
     ) -> None:
@@ -49,6 +51,7 @@ class Maintenance(Loop):
         self.channel = channel
         self.quiet_period = min(QUIET_PERIOD, max(PERIOD, lease / 5))
         self.wake = wake
+        self.admit = admit
         self.hearing = hearing
         self._poked = threading.Event()
         self._repair_at = 0.0
@@ -95,6 +98,8 @@ class Maintenance(Loop):
                 self.events.emit(EventName.JOBS_PROMOTED, queue=queue, count=len(promoted))
                 self.wake()
             agenda = self.link.run(rescue_ops.agenda(queue))
+        if agenda.admission_in is not None and agenda.admission_in <= 0:
+            self.admit(queue)
         ahead = [seconds for seconds in agenda if seconds is not None and seconds > 0]
         return min(ahead, default=math.inf)
 
@@ -115,6 +120,7 @@ class Maintenance(Loop):
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_EVERY * random.uniform(0.8, 1.2)
             for queue in self.queues:
+                self.link.run(admission_ops.repair(queue))
                 adopted = self.link.run(rescue_ops.adopt(queue))
                 if adopted:
                     self.events.emit(EventName.JOBS_ADOPTED, queue=queue, ids=adopted)

@@ -51,6 +51,7 @@ class Settler(Loop):
         self.settled = 0
         self.completed: dict[str, int] = {}
         self.relieved: Callable[[], None] = _nobody
+        self.freed: Callable[[str], None] = _nothing_freed
         self._most = BATCH
         self._unsure: dict[tuple[int, int], float] = {}
 
@@ -123,10 +124,12 @@ class Settler(Loop):
             name,
             [(held.job, outcome) for held, outcome in chosen],
             finished=self.ledger.finished(helds),
-            options=self.options,
+            options=self._options(),
         )
         try:
-            lost = self.link.run(op)
+            lost, freed = self.link.run(op)
+            if freed:
+                self.freed(name)
             if lost and self._unsure:
                 lost = self._without_stored(name, chosen, lost)
         except PASSING:
@@ -144,6 +147,12 @@ class Settler(Loop):
             self._tell(name, chosen, {(job.id, job.token) for job in lost})
         if lost:
             self.events.emit(EventName.LEASE_LOST, ids=[job.id for job in lost], during="settle")
+
+    def _options(self) -> settle_ops.SettleOptions:
+        if not self.stopping.is_set():
+            return self.options
+        # This worker claims no more, so others have to look after the lanes of what it settles.
+        return dataclasses.replace(self.options, lanes_channel=self.options.channel)
 
     def _without_stored(self, name: str, chosen: Sequence[Pending], lost: Sequence[Job]) -> list[Job]:
         """Those of `lost` that are lost indeed. The others were written by a try whose answer did not arrive: their lease
@@ -167,6 +176,9 @@ class Settler(Loop):
 
 
 def _nobody() -> None: ...
+
+
+def _nothing_freed(queue: str) -> None: ...
 
 
 def _without_text(held: Held, outcome: Outcome) -> Outcome:

@@ -146,9 +146,10 @@ class Worker:
             breaker=self.breaker,
             drained=self.stop_once,
             hearing=self._hearing,
+            channel=app.channel,
             fatal=fatal,
         )
-        self.settler.relieved = self.claimer.relieved
+        self.settler.relieved, self.settler.freed = self.claimer.relieved, self.claimer.admit
         shared: dict[str, Any] = {
             "concurrency": options.concurrency,
             "finish": self.breaker.finish,
@@ -193,6 +194,7 @@ class Worker:
             self.options.lease,
             self.events,
             wake,
+            self.claimer.admit,
             self._hearing,
             self._fatal,
         )
@@ -203,7 +205,13 @@ class Worker:
         if not app.channel or (self._control.pooled and not app.settings.listen_url):
             return [upkeep]
         link, queues = self._link(app.settings.listen_url), frozenset(self.queues)
-        ears = Ears(ready=wake, due=upkeep.poke, cancelled=self.heartbeat.ask, say_hello=self._say_hello)
+        ears = Ears(
+            ready=wake,
+            due=upkeep.poke,
+            keys=self.claimer.admit,
+            cancelled=self.heartbeat.ask,
+            say_hello=self._say_hello,
+        )
         self._listener = Listener(link, app.channel, queues, self.worker_id, self.events, ears, self._fatal)
         return [upkeep, self._listener]
 

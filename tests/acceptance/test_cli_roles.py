@@ -99,7 +99,7 @@ def test_a_producer_enqueues_and_is_told_what_it_lacks_for_more(cli: CommandLine
             (("jobs",), "SELECT on job"),
             (("workers",), "SELECT on worker"),
             (("dead", "list"), "SELECT on dead_letter"),
-            (("cancel", job_id), "SELECT on job"),
+            (("cancel", job_id), "SELECT and UPDATE and DELETE on job"),
             (("pause", "q", "--force"), "INSERT and UPDATE on queue"),
             (("worker", "--app", "shop"), "SELECT on schema_version"),
         ):

@@ -29,6 +29,7 @@ PAYLOADS = {
 ENQUEUED = (
     *("id", "queue", "task", "args", "kwargs", "priority", "position", "run_at"),
     *("max_attempts", "timeout", "retry", "headers", "created_at"),
+    *("unique_key", "lane", "lane_rank", "lane_width", "park"),
 )
 EVERYTHING = "DELETE INSERT SELECT UPDATE"
 MATRIX: dict[str, dict[str, str]] = {
@@ -39,6 +40,9 @@ MATRIX: dict[str, dict[str, str]] = {
     "dead_letter": {"worker": EVERYTHING},
     "archive": {"worker": "INSERT"},
     "queue": {"worker": "INSERT SELECT UPDATE", "reader": "SELECT"},
+    "admission": {"worker": EVERYTHING, "reader": "SELECT"},
+    "admission_id_seq": {},
+    "lane": {"worker": "INSERT SELECT UPDATE", "reader": "SELECT"},
     "schema_version": {"worker": "SELECT", "reader": "SELECT"},
     "job_id_seq": {"worker": "USAGE", "producer": "USAGE"},
     "lease_tie_seq": {"worker": "USAGE"},
@@ -139,7 +143,8 @@ def test_every_right_on_every_object_is_written_down(database: str, prefix: str)
     assert granted(database, prefix) == {thing: given for thing, given in MATRIX.items() if given}
     assert granted_columns(database, prefix) == {
         ("job", "producer", "INSERT"): set(ENQUEUED),
-        ("job", "producer", "SELECT"): {"id"},
+        ("job", "producer", "SELECT"): {"id", "queue", "unique_key"},
+        ("admission", "producer", "INSERT"): {"queue", "lane"},
         **{(table, "reader", "SELECT"): columns(database, table) - hidden for table, hidden in PAYLOADS.items()},
     }
 
@@ -265,7 +270,9 @@ def test_a_producer_enqueues_in_every_way(database: str, prefix: str, admin: Adm
         with psycopg.connect(str(pq.settings.database_url)) as mine:
             ids.append(task.enqueue(3, using=mine))
             ids += task.enqueue_many([(4,), (5,)], using=mine)
-        assert len(set(ids)) == count(admin, "job") == 12_006
+        ids.append(task.options(ordering_key="a").enqueue(6))
+        ids += task.options(concurrency_key="a", concurrency_limit=1).enqueue_many([(7,)])
+        assert len(set(ids)) == count(admin, "job") == 12_008
 
 
 async def test_an_async_producer_enqueues(database: str, prefix: str, admin: Admin) -> None:
@@ -287,7 +294,7 @@ def test_a_producer_does_nothing_but_enqueue(database: str, prefix: str) -> None
         refused_calls(
             pq,
             {
-                "job_queues needs SELECT on job": lambda: pq.cancel(job_id),
+                "job_cancel needs INSERT on admission": lambda: pq.cancel(job_id),
                 "needs SELECT on worker": pq.status,
                 "job_list_bare needs SELECT on job": pq.jobs,
                 "SELECT and UPDATE and DELETE on dead_letter": lambda: pq.purge(),
@@ -353,7 +360,7 @@ def test_a_reader_changes_nothing(database: str, prefix: str, pq: pgqueue.PgQueu
             {
                 "job_enqueue needs INSERT on job, USAGE on job_id_seq": lambda: reader.enqueue("t", queue="q"),
                 "job_cancel needs": lambda: reader.cancel(job_id),
-                "needs INSERT on archive": lambda: reader.claim("q"),
+                "INSERT on archive": lambda: reader.claim("q"),
                 "queue_pause needs": lambda: reader.pause("q"),
                 "queue_resume needs": lambda: reader.resume("q"),
                 "dead_redrive needs": reader.redrive,

@@ -129,7 +129,9 @@ def test_a_task_that_fails_does_not_hold_up_the_others_of_its_queue(
         [(attempts, lost)] = admin.execute(
             "SELECT sum(attempt), sum(lost) FROM pgqueue.archive WHERE task = 'down'"
         ).fetchall()
-        assert (attempts, lost) == (3000 + dependency.failures, 0), "what was passed over or given back burned no attempt"
+        assert (attempts, lost) == (3000 + dependency.failures, 0), (
+            "what was passed over or given back burned no attempt"
+        )
 
 
 def test_a_mixture_of_failures_and_successes_never_opens_it(pq: pgqueue.PgQueue, admin: Admin) -> None:

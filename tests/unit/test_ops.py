@@ -185,37 +185,40 @@ def test_completions_come_last_and_take_the_leases_with_them() -> None:
         (job(3), Outcome(kind=OutcomeKind.RELEASE)),
         (job(4), Outcome(kind=OutcomeKind.DEAD, reason="x")),
     ]
-    steps, lost = drive(
+    steps, settled = drive(
         settle.settle("q", pairs, finished=[7], options=OPTIONS),
-        iter([[(1, None)], [(1, None)], [(0, None)], [(1, None)]]),
+        iter([[(1, None, False)], [(1, None, False)], [(0, None, False)], [(1, None, True)]]),
     )
+    assert settled.freed
     assert [step.name for step in steps] == ["job_release", "job_retry", "job_bury", "job_complete"]
     assert steps[-1].params["leases"] == [7]
-    assert [missed.id for missed in lost] == [4]
+    assert [missed.id for missed in settled.lost] == [4]
 
 
 def test_the_same_claim_named_twice_is_settled_once() -> None:
     done = Outcome(kind=OutcomeKind.COMPLETED)
-    steps, lost = drive(settle.settle("q", [(job(1), done), (job(1), done)], options=OPTIONS), iter([[(1, None)]]))
-    assert (len(steps), lost) == (1, [])
+    steps, settled = drive(
+        settle.settle("q", [(job(1), done), (job(1), done)], options=OPTIONS), iter([[(1, None, False)]])
+    )
+    assert (len(steps), settled) == (1, ([], False))
 
 
 def test_a_large_settle_is_cut_into_parts_and_frees_its_leases_with_the_last() -> None:
     done = Outcome(kind=OutcomeKind.COMPLETED)
     pairs = [(job(number), done) for number in range(2500)]
-    steps, _ = drive(settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(1000, None)]] * 3))
+    steps, _ = drive(settle.settle("q", pairs, finished=[7], options=OPTIONS), iter([[(1000, None, False)]] * 3))
     assert [len(step.params["ids"]) for step in steps] == [1000, 1000, 500]
     assert [step.params["leases"] for step in steps] == [[], [], [7]]
 
 
 def test_an_old_and_a_new_token_of_one_job_never_meet_in_one_statement() -> None:
     done = Outcome(kind=OutcomeKind.COMPLETED)
-    steps, lost = drive(
+    steps, settled = drive(
         settle.settle("q", [(job(1, token=7), done), (job(1, token=8), done)], options=OPTIONS),
-        iter([[(0, None)], [(1, None)]]),
+        iter([[(0, None, False)], [(1, None, False)]]),
     )
     assert [step.params["tokens"] for step in steps] == [[7], [8]]
-    assert [missed.token for missed in lost] == [7]
+    assert [missed.token for missed in settled.lost] == [7]
 
 
 def test_a_rescue_goes_on_until_nothing_is_left() -> None:
@@ -259,7 +262,7 @@ def test_every_settle_names_its_ids_once_in_ascending_order_beside_their_tokens(
     wanted = [(job(number % (size - 1), token=5 + number % 3), Outcome(kind)) for number, kind in zip(
         range(size), itertools.cycle(OutcomeKind), strict=False)]  # fmt: skip
     random.Random(7).shuffle(wanted)
-    steps, _ = drive(settle.settle("q", wanted, options=OPTIONS), itertools.repeat([(10**6, None)]))
+    steps, _ = drive(settle.settle("q", wanted, options=OPTIONS), itertools.repeat([(10**6, None, False)]))
     pairs = []
     for step in steps:
         ids, tokens = step.params["ids"], step.params["tokens"]

@@ -1,0 +1,162 @@
+-- Admission: who of a lane stands in line. Whoever adds a job to a lane, or takes one out, leaves a row in `admission` in the
+-- same transaction; a worker takes the rows, and in a transaction of its own gives places in line to as many jobs of the lane as
+-- its width allows. Blocked jobs have no position and so do not stand in the claim index.
+
+-- name: admission_begin
+-- READ COMMITTED, whatever the role's default: the statement after the lock must see what was committed before the lock came.
+BEGIN ISOLATION LEVEL READ COMMITTED
+
+-- name: admission_take
+-- after: the last row that was taken: an old snapshot keeps the dead rows before it alive, and reading them again at every turn
+--   would make admission slower and slower. A pass from the start finds what committed late.
+-- relaxed: what a crash forgets of an admission, its rows in this table included, is done again.
+WITH picked AS MATERIALIZED (
+    SELECT id
+    FROM {schema}.admission
+    WHERE queue = %(queue)s::text AND id > %(after)s::int8 AND (due_at IS NULL OR due_at <= (SELECT clock_timestamp()))
+    ORDER BY id
+    LIMIT %(limit)s::int8
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {schema}.admission
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM picked))
+    RETURNING id, lane
+)
+SELECT array_agg(DISTINCT lane), max(id), count(*), set_config('synchronous_commit', 'off', true) FROM gone
+
+-- name: lane_lock
+-- One admission of a lane at a time, and in one order, so that two workers with some lanes in common do not wait for each other in
+-- a circle. The lock is that of the transaction: nothing is left behind in the session.
+SELECT pg_advisory_xact_lock(hash)
+FROM (SELECT DISTINCT hashtextextended(lane, hashtextextended(%(queue)s::text, hashtextextended('{schema}.lane', 0))) AS hash
+      FROM unnest(%(lanes)b::text[]) AS given(lane)
+      ORDER BY 1) AS sorted
+
+-- name: lane_admit
+-- A statement of its own, after the lock: its snapshot sees every admission that held the lock before.
+-- taken: counted from the rows, so that a slot cannot leak.
+-- locked: what somebody else holds in an open transaction (a cancellation) is left alone, and looked at again in a second;
+--   nothing overtakes it in its lane meanwhile, since it is not replaced by the next one.
+WITH room AS MATERIALIZED (
+    SELECT given.lane, l.width,
+           (SELECT count(*) FROM {schema}.job AS a WHERE a.lane = given.lane AND a.queue = %(queue)s::text AND a.admitted) AS taken
+    FROM unnest(%(lanes)b::text[]) AS given(lane)
+    LEFT JOIN {schema}.lane AS l ON l.lane = given.lane AND l.queue = %(queue)s::text
+    WHERE l.parked_at IS NULL
+), wanted AS MATERIALIZED (
+    SELECT room.lane, next.id, next.number
+    FROM room
+    CROSS JOIN LATERAL (
+        SELECT first.lane_width
+        FROM {schema}.job AS first
+        WHERE first.lane = room.lane AND first.queue = %(queue)s::text AND first.admitted IS NULL AND first.run_at IS NULL
+        ORDER BY first.lane_rank, first.id
+        LIMIT 1
+    ) AS head
+    CROSS JOIN LATERAL (
+        SELECT j.id, row_number() OVER (ORDER BY j.lane_rank, j.id) AS number
+        FROM {schema}.job AS j
+        WHERE j.lane = room.lane AND j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL
+        ORDER BY j.lane_rank, j.id
+        LIMIT greatest(0, coalesce(room.width, head.lane_width, 1) - room.taken)
+    ) AS next
+), locked AS MATERIALIZED (
+    SELECT id
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM wanted)) AND lane IS NOT NULL AND admitted IS NULL
+    ORDER BY id
+    FOR NO KEY UPDATE SKIP LOCKED
+), placed AS MATERIALIZED (
+    SELECT id, nextval('{schema}.job_id_seq') AS position
+    FROM (SELECT wanted.id FROM wanted JOIN locked ON locked.id = wanted.id ORDER BY wanted.number, wanted.id) AS sorted
+), moved AS (
+    UPDATE {schema}.job AS j
+    SET admitted = true, position = placed.position
+    FROM placed
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM placed)) AND j.id = placed.id
+    RETURNING j.id
+), again AS (
+    INSERT INTO {schema}.admission (queue, lane, due_at)
+    SELECT DISTINCT %(queue)s::text, lane, clock_timestamp() + interval '1 second'
+    FROM wanted
+    WHERE id <> ALL (ARRAY(SELECT id FROM locked))
+)
+SELECT count(*), CASE WHEN count(*) > %(room)s::int8 AND %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+FROM moved
+
+-- name: admission_commit
+COMMIT
+
+-- name: lane_repair
+-- What no transaction has left a row for: lanes whose admitted job was deleted by hand. The recursive walk jumps from lane to
+-- lane along the index.
+WITH RECURSIVE waiting AS (
+    (SELECT lane FROM {schema}.job
+     WHERE lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL AND lane > %(after)s::text
+     ORDER BY lane LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.lane FROM {schema}.job AS j
+            WHERE j.lane IS NOT NULL AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > waiting.lane
+            ORDER BY j.lane LIMIT 1)
+    FROM waiting WHERE waiting.lane IS NOT NULL
+), looked_at AS MATERIALIZED (
+    SELECT lane FROM waiting WHERE lane IS NOT NULL LIMIT %(limit)s::int8
+), stalled AS (
+    SELECT looked_at.lane
+    FROM looked_at
+    LEFT JOIN {schema}.lane AS l ON l.lane = looked_at.lane AND l.queue = %(queue)s::text
+    WHERE l.parked_at IS NULL
+      AND EXISTS (SELECT 1 FROM {schema}.job AS j WHERE j.lane = looked_at.lane AND j.queue = %(queue)s::text
+                    AND j.admitted IS NULL AND j.run_at IS NULL)
+      AND NOT EXISTS (SELECT 1 FROM {schema}.job AS j WHERE j.lane = looked_at.lane AND j.queue = %(queue)s::text AND j.admitted)
+), again AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT %(queue)s::text, lane FROM stalled
+)
+SELECT max(lane), count(*), (SELECT count(*) FROM stalled) FROM looked_at
+
+-- name: lane_list
+-- Lanes of which something was said, and those with jobs, with how many are admitted and how many wait; each count stops at
+-- `most`.
+WITH RECURSIVE known AS (
+    (SELECT lane FROM {schema}.job WHERE lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL ORDER BY lane LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.lane FROM {schema}.job AS j
+            WHERE j.lane IS NOT NULL AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > known.lane
+            ORDER BY j.lane LIMIT 1)
+    FROM known WHERE known.lane IS NOT NULL
+), named AS (
+    SELECT lane FROM (SELECT lane FROM known WHERE lane IS NOT NULL LIMIT %(limit)s::int8) AS those
+    UNION
+    SELECT lane FROM {schema}.lane WHERE queue = %(queue)s::text
+)
+SELECT named.lane, l.width, l.parked_at, l.parked_by,
+       (SELECT count(*) FROM {schema}.job AS j WHERE j.lane = named.lane AND j.queue = %(queue)s::text AND j.admitted),
+       (SELECT count(*) FROM (
+            SELECT 1 FROM {schema}.job AS j WHERE j.lane = named.lane AND j.queue = %(queue)s::text
+               AND j.admitted IS NULL AND j.run_at IS NULL LIMIT %(most)s::int8) AS counted)
+FROM named
+LEFT JOIN {schema}.lane AS l ON l.lane = named.lane AND l.queue = %(queue)s::text
+ORDER BY l.parked_at NULLS LAST, named.lane
+LIMIT %(limit)s::int8
+
+-- name: lane_set
+-- A width for one lane, instead of that of its jobs; NULL takes it back. The row in `admission` lets a wider one take effect.
+WITH said AS (
+    INSERT INTO {schema}.lane (lane, queue, width) VALUES (%(lane)s::text, %(queue)s::text, %(width)s::int4)
+    ON CONFLICT (lane, queue) DO UPDATE SET width = excluded.width
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) VALUES (%(queue)s::text, %(lane)s::text)
+)
+SELECT CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, 'key ' || %(queue)s::text) END
+
+-- name: lane_resume
+-- An operator has decided: the lane goes on. The row goes, unless it also says a width.
+WITH resumed AS (
+    UPDATE {schema}.lane SET parked_at = NULL, parked_by = NULL
+    WHERE lane = %(lane)s::text AND queue = %(queue)s::text AND parked_at IS NOT NULL
+    RETURNING lane
+), woken AS (
+    INSERT INTO {schema}.admission (queue, lane) SELECT %(queue)s::text, lane FROM resumed
+)
+SELECT lane, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, 'key ' || %(queue)s::text) END
+FROM resumed
