@@ -15,20 +15,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psycopg
 import pytest
 
 import pgqueue
 from pgqueue import embedded, migrate
+from pgqueue.worker import worker as worker_module
 
 FAST = ("-c", "fsync=off", "-c", "max_connections=300")
 """Tests kill processes, not the machine: waiting for its disk would only make them slow."""
 
 
+# An example of a property takes as long as the machine lets it.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell without job control starts background commands with SIGINT ignored, and every process below inherits that; the
     # tests that send it mean to be heard.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    # The same under nohup: still ignored here, but not by the programs that are started.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +104,14 @@ def database(server_url: str, template: str) -> Iterator[str]:
 def empty_database(server_url: str) -> Iterator[str]:
     """The DSN of an empty database that belongs to this test alone."""
     yield from _fresh(server_url, "template0")
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process may take longer than their two seconds for the last writes, as a busy machine may make them:
+    for tests of what is written then."""
+    monkeypatch.setattr(worker_module, "LEAVING", 20.0)
+    monkeypatch.setattr(worker_module, "CHILDREN_END", 10.0)
 
 
 @pytest.fixture

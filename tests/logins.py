@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,10 +63,12 @@ def _admit(database: str, url: str) -> None:
     if _lets_in(url):
         return
     [(place,)] = execute(database, "SHOW hba_file")
-    file = Path(place)
-    rules = file.read_text()
-    if RULE not in rules:
-        file.write_text(RULE + rules)
+    with Path(place).open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other processes of a parallel run do the same, on the same server
+        rules = file.read()
+        if RULE not in rules:
+            file.seek(0)
+            file.write(RULE + rules)
     execute(database, "SELECT pg_reload_conf()")
     wait_until(lambda: _lets_in(url), PATIENCE, "the server lets the new role in")
 

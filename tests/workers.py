@@ -13,7 +13,7 @@ import pgqueue
 from pgqueue.worker import Worker, WorkerOptions
 from tests.waiting import wait_until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a busy machine may take for what an idle one does in milliseconds."""
 
 
@@ -44,6 +44,11 @@ class Watched:
     def wait_for(self, name: pgqueue.EventName, **facts: Any) -> pgqueue.Event:
         """Wait until such an event was emitted."""
         return wait_until(lambda: self.seen(name, **facts), PATIENCE, f"event {name} with {facts}")[0]
+
+    def wait_for_all(self, number: int, name: pgqueue.EventName, **facts: Any) -> list[pgqueue.Event]:
+        """Wait until so many such events were emitted; all of them. The database may know of a change before."""
+        wait_until(lambda: len(self.seen(name, **facts)) >= number, PATIENCE, f"{number} events {name} with {facts}")
+        return self.seen(name, **facts)
 
     def loops(self) -> dict[str, Any]:
         """The control loops by name."""

@@ -73,6 +73,10 @@ class ChildProcess:
     def receive(self, until: float) -> list[Message]:
         """What the child says; nothing when the bell rang or it is `until` on the monotonic clock. ChildGone when the
         process has ended."""
+        try:
+            self._channel.check()  # nonsense that came together with a message is read already: no wait would end for it
+        except ValueError as error:
+            raise ChildGone(BABBLE) from error
         seconds = min(LONGEST_WAIT, max(0.0, until - time.monotonic()))
         ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000 + 1)}
         if self._bell.fileno() in ready:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.waiting import wait_until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 APP = """
     import os
     import threading
@@ -132,7 +132,7 @@ class CommandLine:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=PATIENCE * 2,
+            timeout=PATIENCE * 5,  # a test that hangs is ended before by its own timeout
             check=False,
         )
         return done.returncode, done.stdout, done.stderr

@@ -12,6 +12,7 @@ import pytest
 from tests.acceptance.command_line import CommandLine
 
 Figures = dict[tuple[str, str], dict[str, list[float]]]
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

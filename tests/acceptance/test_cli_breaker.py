@@ -66,12 +66,13 @@ def test_status_says_which_task_is_held_back_and_why(
         (cli.folder / "down").unlink()
         program.wait_for("task work of queue images works again after")
         wait_until(lambda: completed(admin) == 40, PATIENCE, "all are completed")
-        assert "held back" not in cli.good("status")
+        wait_until(lambda: "held back" not in cli.good("status"), PATIENCE, "no such line any more")
         program.signal(signal.SIGTERM)
         assert program.wait() == 0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_broken_worker_goes_on_alone_and_leaves_with_70_beside_one_that_works(
     cli: CommandLine, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:

@@ -17,7 +17,7 @@ import pgqueue
 
 PIL = pytest.importorskip("PIL.Image")
 SAMPLES = pytest.importorskip("pgqueue.demo.photographs")
-TIME = 100
+TIME = 150
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -75,6 +75,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_twice_in_a_row_with_nothing_configured_the_sums_agree_and_no_process_is_left(tmp_path: Path) -> None:
     for _ in range(2):
         status, output, errors = run(tmp_path)
@@ -85,7 +86,7 @@ def test_twice_in_a_row_with_nothing_configured_the_sums_agree_and_no_process_is
         assert re.search(r"jobs rescued +[1-9]", output)
         seconds = re.search(r"wall time +([\d.]+) s", output)
         assert seconds is not None
-        assert float(seconds[1]) < 30
+        assert 0 < float(seconds[1]) < TIME
         assert not list(processes_of(tmp_path))
     folder = tmp_path / "pgqueue-demo"
     thumbnails = sorted(folder.glob("thumbnails/*.jpg"))

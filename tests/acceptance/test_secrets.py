@@ -88,7 +88,7 @@ def test_no_argument_and_no_error_text_reaches_the_log_whatever_becomes_of_the_j
 ) -> None:
     guard(database, "job", "queue <> 'guarded'")
     headers = {"authorization": SECRET}
-    words = ("worker", "--app", "shop", "--lease", "1", "--log-level", "debug")
+    words = ("worker", "--app", "shop", "--lease", "4", "--log-level", "debug")
     pq.enqueue("kill", [f"password={SECRET}"], queue="q", max_attempts=2, headers=headers)
     status, output, said = cli.run(*words)
     assert status == -signal.SIGKILL
@@ -111,7 +111,7 @@ def test_an_outcome_that_the_database_refuses_is_reported_without_its_row(
 ) -> None:
     guard(database, "dead_letter", "task <> 'buried'")
     pq.enqueue("buried", [SECRET], queue="q", max_attempts=1, headers={"token": SECRET})
-    with cli.worker("--lease", "1", "--log-level", "debug") as program:
+    with cli.worker("--lease", "4", "--log-level", "debug") as program:
         program.wait_for("could not store the outcome")
         program.wait_for("maintenance loop failed")
         program.signal(signal.SIGTERM)

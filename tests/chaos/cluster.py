@@ -28,11 +28,13 @@ from tests.waiting import wait_until
 PATIENCE = 60.0
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """A socket on a port of 127.0.0.1 that nobody else is given while it is open. A server may listen there all the same:
+    both set SO_REUSEADDR, and this one does not listen."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 class Place:
@@ -64,7 +66,13 @@ class Node:
     def __init__(self, place: Place, name: str) -> None:
         self.place = place
         self.data = place.folder / name
-        self.port = free_port()
+        self._reserved = reserved_port()
+        self.port = int(self._reserved.getsockname()[1])
+
+    def end(self) -> None:
+        """Kill it if it runs, and let its port go."""
+        self.kill()
+        self._reserved.close()
 
     def make(self) -> None:
         """Its data folder, new."""
@@ -196,7 +204,7 @@ def single() -> Iterator[Node]:
             node.start()
             yield node
         finally:
-            node.kill()
+            node.end()
 
 
 @contextmanager
@@ -212,5 +220,5 @@ def pair() -> Iterator[Pair]:
             both.standby.start()
             yield both
         finally:
-            both.primary.kill()
-            both.standby.kill()
+            both.primary.end()
+            both.standby.end()

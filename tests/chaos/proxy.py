@@ -14,7 +14,7 @@ import psycopg
 Target = tuple[str, int] | str
 Direction = Literal["to_server", "to_client"]
 CHUNK = 65536
-PATIENCE = 10.0
+PATIENCE = 30.0
 READY = tuple(b"Z\x00\x00\x00\x05" + state for state in (b"I", b"T", b"E"))
 """The end of every answer of PostgreSQL. In autocommit it is sent after the commit."""
 

@@ -22,7 +22,7 @@ from tests.chaos.cluster import Node, Pair, pair
 from tests.chaos.processes import workers
 from tests.waiting import wait_until
 
-LEASE = 4.0
+LEASE = 10.0
 PATIENCE = 60.0
 SOON = 20.0
 """Seconds after the promotion that a busy machine may take until the next job is done; an idle one needs two."""

@@ -19,8 +19,8 @@ from tests.chaos.processes import Workers, workers
 from tests.conftest import FAST
 from tests.waiting import wait_until
 
-LEASE = 2.0
-SLACK = 10.0
+LEASE = 4.0
+SLACK = 20.0
 """Seconds over the lease that a busy machine may take; an idle one needs about one."""
 PATIENCE = 60.0
 MOST_KILLS = 30
@@ -99,6 +99,7 @@ def test_a_job_that_kills_its_worker_is_tried_again_or_buried(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_of_a_thousand_jobs_none_is_lost_while_a_worker_is_killed_every_second(
     pq: pgqueue.PgQueue, fleet: Workers, admin: psycopg.Connection[Any]
 ) -> None:
@@ -119,7 +120,7 @@ def test_of_a_thousand_jobs_none_is_lost_while_a_worker_is_killed_every_second(
         fleet.keep(2, lease=LEASE, concurrency=5)
         return number(fleet.database, "pgqueue.job") == 0
 
-    wait_until(done, 100, "every job has ended")
+    wait_until(done, 240, "every job has ended")
     seconds = time.monotonic() - began
     assert sorted(job_id for (job_id,) in admin.execute("SELECT id FROM pgqueue.archive").fetchall()) == ids
     assert number(fleet.database, "pgqueue.dead_letter") == 0
@@ -248,6 +249,8 @@ def test_no_job_is_lost_when_the_server_crashes_and_restarts_under_busy_workers(
         task = pq.task(name="steady", queue="chaos")(lambda seconds: None)
         ids = task.enqueue_many([(0.02,)] * 600)
         both = [fleet.start(lease=3.0), fleet.start(lease=3.0)]
+        # One that starts while the server is away says so and leaves: that is for whoever supervises it.
+        wait_until(lambda: number(own.url, "pgqueue.worker") == 2, PATIENCE, "both workers have started")
 
         def progress(more: int) -> None:
             before = max(0, number(own.url, "pgqueue.archive"))

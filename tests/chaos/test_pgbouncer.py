@@ -147,7 +147,7 @@ def test_with_a_direct_address_to_listen_at_it_hears(node: Node, name: str, pool
     with pgqueue.PgQueue(pooled, listen_url=node.url(name)) as pq:
         ran = threading.Event()
         pq.task(name="work", queue="q")(ran.set)
-        with running(pq, queues=("q",), poll=60) as watched:
+        with running(pq, queues=("q",), poll=600) as watched:
             watched.wait_for(pgqueue.EventName.WORKER_POOLED, listens=True)
             wait_until(watched.worker._hearing, PATIENCE, "its own greeting comes back")
             pq.enqueue("work", queue="q")  # the next poll is minutes away

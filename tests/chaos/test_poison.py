@@ -19,7 +19,7 @@ from tests.workers import count
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 GOOD = 200
-WORDS = ("worker", "--app", "tests.chaos.poison_app", "--queues", "poison", "--lease", "2", "--concurrency", "10")
+WORDS = ("worker", "--app", "tests.chaos.poison_app", "--queues", "poison", "--lease", "5", "--concurrency", "10")
 
 
 @pytest.mark.slow

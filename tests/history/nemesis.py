@@ -115,6 +115,10 @@ class Nemesis(threading.Thread):
         finally:
             self.operator.close()
 
+    def owes(self) -> set[str]:
+        """What is in the schedule and has not come yet."""
+        return {strike.name for strike in self.strikes} - {strike.name for strike in list(self.done)}
+
     def _deed(self, name: str) -> Callable[[float], None]:
         deeds: dict[str, Callable[[float], None]] = {
             "kill": self._kill,

@@ -59,6 +59,7 @@ def test_a_bulk_takes_keywords_too(work: pgqueue.Task[[int], None], pq: pgqueue.
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_million_jobs_from_a_generator_need_little_memory(database: str, admin: psycopg.Connection[Any]) -> None:
     script = """
         import resource, sys, pgqueue
@@ -76,7 +77,7 @@ def test_a_million_jobs_from_a_generator_need_little_memory(database: str, admin
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=500,
     )
     # The list of a million ids alone takes about 40 MB; the jobs themselves would take 300 MB and more.
     assert int(done.stdout) < 120
@@ -111,7 +112,7 @@ def test_a_bulk_notifies_once_and_only_at_commit(work: pgqueue.Task[[int], None]
         work.enqueue(1, using=caller)
         assert list(listener.notifies(timeout=0.2)) == []
         caller.commit()
-        got = list(listener.notifies(timeout=1, stop_after=1)) + list(listener.notifies(timeout=0.1))
+        got = list(listener.notifies(timeout=30, stop_after=1)) + list(listener.notifies(timeout=0.1))
         assert [(note.channel, note.payload) for note in got] == [("pgqueue", "q")]
         work.options(delay=3600).enqueue(2)
         assert list(listener.notifies(timeout=0.2)) == []
@@ -163,7 +164,7 @@ def test_a_pause_stops_claims_and_a_resume_wakes_workers(pq: pgqueue.PgQueue, da
     with psycopg.connect(database, autocommit=True) as listener:
         listener.execute("LISTEN pgqueue")
         assert pq.resume("q")
-        assert [note.payload for note in listener.notifies(timeout=5, stop_after=1)] == ["q"]
+        assert [note.payload for note in listener.notifies(timeout=30, stop_after=1)] == ["q"]
     assert len(pq.claim("q")) == 1
 
 
@@ -262,7 +263,7 @@ def test_a_terminated_connection_of_the_pool_does_not_fail_the_next_call(
     pq.enqueue("anything", queue="q")
     for _ in range(3):
         admin.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = 'pgqueue'"
         )
         pq.enqueue("anything", queue="q")

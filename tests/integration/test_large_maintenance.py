@@ -40,10 +40,13 @@ def test_two_purgers_of_two_hundred_thousand_need_no_long_statement_and_share_th
     admin.execute(LETTERS, [number])
     gone: list[int] = []
     errors: list[BaseException] = []
+    together = threading.Barrier(2)
 
     def purge() -> None:
         try:
             with limited(database, 5) as purger:
+                purger.status()  # connected
+                together.wait(60)
                 gone.append(purger.purge(queue="q"))
         except BaseException as error:
             errors.append(error)

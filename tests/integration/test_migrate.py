@@ -289,6 +289,6 @@ def test_a_table_lock_of_somebody_else_is_waited_for_within_bounds(database: str
         started = time.monotonic()
         with pytest.raises(SchemaError, match="locks on its tables"):
             migrate.upgrade(database, lock_timeout=1)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
     assert migrate.current(database) != next_release
     assert migrate.upgrade(database).after == next_release

@@ -67,7 +67,7 @@ def test_a_migration_whose_backend_is_terminated_halfway_leaves_nothing(empty_da
         block_halfway(blocker)
         process = start(empty_database)
         watcher.execute("SELECT pg_terminate_backend(%s)", (blocked_pid(watcher),))
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "DatabaseUnavailable" in complaint
         blocker.rollback()
@@ -82,7 +82,7 @@ def test_a_migration_that_is_killed_halfway_leaves_nothing(empty_database: str) 
         process = start(empty_database)
         blocked_pid(watcher)
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         blocker.rollback()
         assert migrate.upgrade(empty_database).before is None
         assert migrate.check(empty_database).state == "current"
@@ -97,7 +97,7 @@ def test_a_table_lock_that_goes_away_only_delays_the_migration(empty_database: s
             assert process.poll() is None
             time.sleep(0.02)
         blocker.rollback()
-        answer, complaint = process.communicate(timeout=30)
+        answer, complaint = process.communicate(timeout=60)
         assert answer.strip() == "applied", complaint
         assert migrate.check(empty_database).state == "current"
 
@@ -115,7 +115,7 @@ def test_a_migration_killed_at_any_moment_can_be_run_again(empty_database: str) 
                 time.sleep(0.001)
         time.sleep(random.uniform(0, 0.1))
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         migrate.upgrade(empty_database)
         assert migrate.check(empty_database).state == "current"
 
@@ -126,7 +126,7 @@ def test_the_wait_for_another_migration_is_bounded(empty_database: str) -> None:
         started = time.monotonic()
         with pytest.raises(SchemaError, match="another migration"):
             migrate.upgrade(empty_database, lock_timeout=0.3)
-        assert 0.3 <= time.monotonic() - started < 10
+        assert 0.25 < time.monotonic() - started < 30
         migrate.upgrade(empty_database, schema="other", lock_timeout=0.3)
 
 

@@ -38,7 +38,7 @@ def fill(pq: pgqueue.PgQueue) -> None:
 
 def end_all(admin: psycopg.Connection[Any]) -> None:
     """End every connection of the pool, as a restart of the server does."""
-    admin.execute("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'pgqueue'"
+    admin.execute("SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE application_name = 'pgqueue'"
                   " AND datname = current_database()")  # fmt: skip
     wait_until(lambda: admin.execute(OURS).fetchone() == (0,), 30, "the end of the connections")
 
@@ -47,13 +47,14 @@ def test_a_pool_full_of_dead_connections_costs_no_error_and_no_wait(
     pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
     fill(pq)
-    assert admin.execute(OURS).fetchone() == (IDLE,)
+    # Another one was opened and closed before the pool: to find out whether the server can be reached at all.
+    wait_until(lambda: admin.execute(OURS).fetchone() == (IDLE,), 30, "a full pool")
     end_all(admin)
     began = time.monotonic()
     for _ in range(IDLE):
         pq.enqueue("work", queue="q")
     # One after the other with a pause that doubles would not have ended within the ten seconds of a caller's patience.
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 async def test_an_async_pool_full_of_dead_connections_costs_no_error_and_no_wait(
@@ -69,7 +70,7 @@ async def test_an_async_pool_full_of_dead_connections_costs_no_error_and_no_wait
         began = time.monotonic()
         for _ in range(IDLE):
             await pq.enqueue("work", queue="q")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
 
 
 @pytest.fixture
@@ -87,18 +88,17 @@ def away(database: str, server_url: str, admin: psycopg.Connection[Any]) -> Call
 
 @pytest.mark.slow
 def test_the_first_call_after_a_long_absence_succeeds(database: str, away: Callable[[bool], None]) -> None:
-    with pgqueue.PgQueue(database, connect_timeout=2) as pq:
+    with pgqueue.PgQueue(database, connect_timeout=4) as pq:
         pq.enqueue("work", queue="q")
         away(True)
         gone = time.monotonic()
         refusals = 0
-        while time.monotonic() - gone < 10:
+        while time.monotonic() - gone < 10 or refusals < 2:
             with pytest.raises(pgqueue.DatabaseUnavailable):
                 pq.enqueue("work", queue="q")
             refusals += 1
         away(False)
         pq.enqueue("work", queue="q")
-        assert refusals >= 2
 
 
 def test_statements_are_prepared_on_a_direct_connection_unless_switched_off(database: str) -> None:

@@ -178,7 +178,7 @@ def test_a_connection_to_a_read_only_server_is_given_up(pq: pgqueue.PgQueue, adm
     enqueue(pq, 1)
     admin.execute(f'ALTER DATABASE "{row[0]}" SET default_transaction_read_only = on'.encode())
     admin.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity "
         "WHERE datname = current_database() AND application_name = 'pgqueue'"
     )
     with pytest.raises(pgqueue.DatabaseUnavailable):
@@ -186,7 +186,8 @@ def test_a_connection_to_a_read_only_server_is_given_up(pq: pgqueue.PgQueue, adm
     with psycopg.connect(pq.settings.database_url or "", autocommit=True) as session:
         session.execute("SET default_transaction_read_only = off")
         session.execute(f'ALTER DATABASE "{row[0]}" RESET default_transaction_read_only'.encode())
-    for _ in range(5):  # connections that the pool opened meanwhile began read-only, and each is given up in its turn
+    # Connections that the pool opened meanwhile began read-only, and each is given up in its turn.
+    for _ in range(pq.settings.pool_size + 1):
         try:
             enqueue(pq, 1)
             break

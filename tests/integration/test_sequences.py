@@ -27,18 +27,18 @@ def test_a_thousand_heartbeats_and_idle_looks_move_no_sequence(
 ) -> None:
     pq.enqueue("t", queue="q")
     worker_id = pq.run(worker_ops.register(IDENTITY))
-    [job] = pq.claim("q")
+    [job] = pq.claim("q", lease=3600)
     pq.pause("q")
     before = admin.execute(ALL).fetchall()
     assert len(before) == 4
     for _ in range(1000):
         pq.run(worker_ops.beat(worker_id, IDENTITY, worker_ops.Report()))
-        pq.run(worker_ops.beat_leases(worker_id, "q", [job.token], lease=30.0))
+        pq.run(worker_ops.beat_leases(worker_id, "q", [job.token], lease=3600))
     for _ in range(100):
         pq.pause("q")
         pq.resume("q")
         assert pq.claim("q") == []
-        pq.extend(job, 30)
+        pq.extend(job, 3600)
         pq.rescue("q")
         pq.run(rescue_ops.promote("q", channel=None))
         pq.run(rescue_ops.adopt("q"))

@@ -138,7 +138,7 @@ def test_a_signal_that_exits_when_it_is_read_is_one_failed_attempt(
     with running(pq, concurrency=1):
         task.enqueue(True)
         task.enqueue(False)
-        wait_for_count(admin, 1, "job", "attempt = 1 AND run_at IS NOT NULL AND errors IS NOT NULL", seconds=10)
+        wait_for_count(admin, 1, "job", "attempt = 1 AND run_at IS NOT NULL AND errors IS NOT NULL")
         wait_for_count(admin, 1, "archive", "state = 'completed'")
 
 
@@ -272,12 +272,15 @@ def test_a_cancelled_job_is_told_and_archived_as_cancelled(pq: pgqueue.PgQueue, 
             stops.append("coroutine")
 
     done, half, awaited = plain.enqueue(False), plain.enqueue(True), coroutine.enqueue()
-    with running(pq, lease=1.5) as watched:
+    with running(pq, lease=10.0) as watched:
         for job_id in (done, half, awaited):
             watched.wait_for(EventName.JOB_STARTED, id=job_id)
         assert pq.cancel([done, half, awaited]) == dict.fromkeys([done, half, awaited], "requested")
         wait_for_count(admin, 3, "archive")
-        assert {event.facts["id"] for event in watched.seen(EventName.JOB_CANCEL_REQUESTED)} == {done, half, awaited}
+        # A handler hears of it before the subscribers do.
+        for job_id in (done, half, awaited):
+            watched.wait_for(EventName.JOB_CANCEL_REQUESTED, id=job_id)
+        assert len(watched.seen(EventName.JOB_CANCEL_REQUESTED)) == 3
     assert sorted(stops) == ["coroutine", "plain", "plain"]
     states = dict(admin.execute("SELECT id, state FROM pgqueue.archive").fetchall())
     assert states == {done: "completed", half: "cancelled", awaited: "cancelled"}
@@ -319,14 +322,12 @@ def test_a_notification_starts_a_job_long_before_the_next_poll(
 ) -> None:
     begun = threading.Event()
     task = define(pq, colour, begun.set)
-    with running(pq, poll=30.0) as watched:
+    with running(pq, poll=600.0) as watched:
         assert wait_until(lambda: watched.loops()["listen"].started.is_set(), PATIENCE, "the listener listens")
         for _ in range(3):
             begun.clear()
-            sent = time.monotonic()
             task.enqueue()
             assert begun.wait(PATIENCE)
-            assert time.monotonic() - sent < 10
         wait_for_count(admin, 3, "archive")
 
 
@@ -342,12 +343,13 @@ def test_a_retry_with_a_delay_comes_when_it_is_due_and_not_with_the_poll(
             raise pgqueue.Retry(delay=0.3)
 
     define(pq, colour, work).enqueue()
-    with running(pq, poll=30.0):
+    with running(pq, poll=600.0):
         wait_for_count(admin, 1, "archive", "state = 'completed' AND attempt = 3")
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert all(0.25 < gap < 10 for gap in gaps), gaps
+    assert all(0.25 < gap < 30 for gap in gaps), gaps
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_drain_waits_for_retries_and_leaves_what_is_for_later(
     pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
@@ -375,6 +377,7 @@ def test_a_drain_waits_for_retries_and_leaves_what_is_for_later(
 
 
 @COLOURS
+@pytest.mark.usefixtures("unhurried")
 def test_a_stop_releases_what_runs_and_what_waits_without_an_attempt_burned(
     colour: str, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
@@ -421,7 +424,7 @@ def test_a_stop_lets_what_runs_end_within_its_grace(pq: pgqueue.PgQueue, admin: 
         assert let_go.wait(PATIENCE)
 
     work.enqueue_many([(), ()])
-    with running(pq, concurrency=1, grace=PATIENCE, lease=2.0) as watched:
+    with running(pq, concurrency=1, grace=PATIENCE) as watched:
         assert begun.wait(PATIENCE)
         watched.worker.stop()
         watched.wait_for(EventName.WORKER_STOPPING)
@@ -431,6 +434,7 @@ def test_a_stop_lets_what_runs_end_within_its_grace(pq: pgqueue.PgQueue, admin: 
     assert count(admin, "job", "attempt = 0 AND lease_id IS NULL") == 1
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_second_stop_does_not_wait_for_the_grace(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
     begun, let_go = threading.Event(), threading.Event()
 
@@ -452,13 +456,14 @@ def test_a_second_stop_does_not_wait_for_the_grace(pq: pgqueue.PgQueue, admin: p
     assert count(admin, "job", "attempt = 0 AND lease_id IS NULL") == 1
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_an_idle_worker_stops_at_once(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
     with running(pq, queues=("q",), poll=30.0, grace=30.0) as watched:
         assert count(admin, "worker") == 1
         asked = time.monotonic()
         watched.worker.stop()
         assert watched.join() == 0
-        assert time.monotonic() - asked < 10
+        assert time.monotonic() - asked < 20
     assert count(admin, "worker") == 0
 
 

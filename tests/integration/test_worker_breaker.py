@@ -19,6 +19,8 @@ from tests.workers import PATIENCE, Watched, count, define, running, wait_for_co
 Admin = psycopg.Connection[Any]
 NEVER = pgqueue.Fixed(3600)
 COLOURS = pytest.mark.parametrize("colour", ["plain", "async"])
+SLOW = 10
+"""More probes on a busy machine: one that has not been answered after its pause is followed by another."""
 OPENED, CLOSED = EventName.TASK_CIRCUIT_OPENED, EventName.TASK_CIRCUIT_CLOSED
 
 
@@ -59,7 +61,7 @@ def test_a_dependency_that_is_down_burns_few_attempts_and_all_is_done_when_it_is
         assert watched.seen(OPENED)[0].facts["reason"] == "ConnectionError"
         assert watched.seen(OPENED)[0].facts["failures"] == 20
         # Twenty, what ran beside the last of them, and one per probe; without the breaker it would be hundreds a second.
-        assert dependency.failures <= 20 + 3 + len(watched.seen(OPENED))
+        assert dependency.failures <= 20 + 3 + len(watched.seen(OPENED)) + SLOW
         dependency.up = True
         watched.wait_for(CLOSED, queue="q")
         wait_for_count(admin, 200, "archive", "state = 'completed'")
@@ -92,7 +94,7 @@ def test_what_waits_in_the_worker_when_the_circuit_opens_is_released_and_burns_n
             return found.fetchall() == [(0, 1000 - failed), (1, failed)]
 
         wait_until(adds_up, PATIENCE, "an attempt is burned by each failure, and by nothing else")
-        assert dependency.failures <= 20 + len(watched.seen(OPENED))
+        assert dependency.failures <= 20 + len(watched.seen(OPENED)) + SLOW
 
 
 def test_another_queue_of_the_same_worker_is_not_held_back(pq: pgqueue.PgQueue, admin: Admin) -> None:
@@ -105,7 +107,7 @@ def test_another_queue_of_the_same_worker_is_not_held_back(pq: pgqueue.PgQueue, 
         fine.enqueue_many((number,) for number in range(500))
         wait_for_count(admin, 500, "archive", "queue = 'fine'")
         assert watched.seen(OPENED, queue="fine") == []
-        assert dependency.failures <= 20 + 1 + len(watched.seen(OPENED))
+        assert dependency.failures <= 20 + 1 + len(watched.seen(OPENED)) + SLOW
 
 
 @COLOURS
@@ -119,7 +121,7 @@ def test_a_task_that_fails_does_not_hold_up_the_others_of_its_queue(
     fine.enqueue_many((number,) for number in range(3000))
     with running(pq, concurrency=2) as watched:
         wait_for_count(admin, 3000, "archive", "task = 'fine'")
-        assert dependency.failures <= 20 + 1 + len(watched.seen(OPENED))
+        assert dependency.failures <= 20 + 1 + len(watched.seen(OPENED)) + SLOW
         assert watched.seen(OPENED, task="fine") == []
         fine.enqueue_many((number,) for number in range(2000))
         wait_for_count(admin, 5000, "archive", "task = 'fine'")
@@ -199,9 +201,9 @@ def test_status_names_the_queue_that_is_held_back_while_it_is_and_no_longer(pq: 
     dependency = Dependency()
     task = define(pq, "plain", dependency.use, retry=pgqueue.Fixed(0.05))
     task.enqueue_many((number,) for number in range(30))
-    with running(pq, name="mill") as watched:  # at this lease the next beat is ten seconds away: it is brought forward
+    with running(pq, name="mill", lease=600.0) as watched:  # the next beat is minutes away: it is brought forward
         probed(watched, 1)
-        wait_until(lambda: held_back(pq) == [("q", "work", "ConnectionError")], 8.0, "the status names the queue")
+        wait_until(lambda: held_back(pq) == [("q", "work", "ConnectionError")], PATIENCE, "the status names the queue")
         [row] = pq.status()
         [held] = row.held_back
         assert (held.worker_id, held.worker) == (watched.worker.worker_id, "mill")
@@ -209,21 +211,24 @@ def test_status_names_the_queue_that_is_held_back_while_it_is_and_no_longer(pq: 
         assert 0 < held.pause <= 60
         dependency.up = True
         watched.wait_for(CLOSED)
-        wait_until(lambda: held_back(pq) == [], 8.0, "the status names it no longer")
+        wait_until(lambda: held_back(pq) == [], PATIENCE, "the status names it no longer")
         assert admin.execute("SELECT circuits FROM pgqueue.worker").fetchall() == [(None,)]
 
 
 def test_a_worker_that_is_silent_holds_nothing_back(pq: pgqueue.PgQueue, admin: Admin) -> None:
     row = """INSERT INTO pgqueue.worker (name, hostname, pid, version, queues, concurrency, lease_seconds, circuits, seen_at)
-             VALUES ('old', 'h', 1, '1', '{q}', 1, 5, %s, clock_timestamp() - %s * interval '1 second')"""
+             VALUES ('old', 'h', 1, '1', '{q}', 1, %s, %s, clock_timestamp() - %s * interval '1 second')"""
     said = '[{"queue": "q", "task": "work", "reason": "ValueError", "failures": 20, "seconds": 3.0, "pause": 1.0}]'
-    admin.execute(row, [said, 6])
+    admin.execute(row, [5, said, 6])
     assert pq.status() == []
-    admin.execute(row, [said, 2])
+    admin.execute(row, [600, said, 2])
     assert held_back(pq) == [("q", "work", "ValueError")]
     assert 5.0 <= pq.status()[0].held_back[0].seconds < 60.0
-    admin.execute(row, ['{"not": "a list"}', 0])
+    admin.execute(row, [600, '{"not": "a list"}', 0])
     assert held_back(pq) == [("q", "work", "ValueError")]
+
+
+OFTEN: dict[str, Any] = {"lease": 15.0, "heartbeat": 0.4}
 
 
 @contextmanager
@@ -236,7 +241,7 @@ def broken(database: str, **options: Any) -> Iterator[Watched]:
             raise type(f"Error{next(numbers) % 7}", (Exception,), {})
 
         define(pq, "plain", work)
-        with running(pq, unfit_failures=20, lease=1.5, **options) as watched:
+        with running(pq, unfit_failures=20, **OFTEN, **options) as watched:
             yield watched
 
 
@@ -274,7 +279,7 @@ def test_a_worker_on_which_everything_fails_leaves_only_once_others_do_better(
         suspicious(sick)
         assert sick.thread.is_alive()
         assert sick.seen(EventName.WORKER_UNFIT) == [], "alone it goes on"
-        with running(pq, lease=1.5) as sound:
+        with running(pq, **OFTEN) as sound:
             ids += task.enqueue_many((number,) for number in range(50))
             assert sick.join() == 70
             [event] = sick.seen(EventName.WORKER_UNFIT)
@@ -294,7 +299,7 @@ def test_peers_that_complete_jobs_of_other_queues_prove_nothing(
         (number,) for number in range(50)
     )
     elsewhere = pq.task(name="elsewhere", queue="other")(lambda number: None)
-    with broken(database) as sick, running(pq, queues=("other",), lease=1.5):
+    with broken(database) as sick, running(pq, queues=("other",), **OFTEN):
         for number in range(3):
             suspicious(sick)
             elsewhere.enqueue(number)
@@ -307,6 +312,6 @@ def test_peers_that_complete_jobs_of_other_queues_prove_nothing(
 def test_a_worker_reports_how_many_attempts_it_has_completed(pq: pgqueue.PgQueue, admin: Admin) -> None:
     pq.task(name="first", queue="a")(lambda number: None).enqueue_many((number,) for number in range(70))
     pq.task(name="second", queue="b")(lambda number: None).enqueue_many((number,) for number in range(30))
-    with running(pq, lease=1.5):
+    with running(pq, **OFTEN):
         told = """completed = '{"a": 70, "b": 30}'"""
         wait_for_count(admin, 1, "worker", told)

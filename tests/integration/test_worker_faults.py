@@ -14,7 +14,7 @@ from pgqueue import EventName
 from tests.waiting import wait_until
 from tests.workers import PATIENCE, Watched, count, define, running, wait_for_count
 
-LEASE = 3.0
+LEASE = 10.0
 LOOPS = ["claim", "settle", "heartbeat", "maintenance", "listen"]
 
 
@@ -59,7 +59,7 @@ def task(pq: pgqueue.PgQueue) -> Any:
 def test_work_resumes_after_the_connection_of_one_loop_was_cut(
     loop: str, task: Any, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
-    with running(pq, lease=LEASE, poll=30.0 if loop == "listen" else 0.2) as watched:
+    with running(pq, lease=LEASE, poll=600.0 if loop == "listen" else 0.2) as watched:
         work_resumes(watched, task, admin)
         cut(admin, watched.backend(loop))
         work_resumes(watched, task, admin)
@@ -94,9 +94,9 @@ def test_a_job_runs_once_though_every_connection_is_cut_again_and_again_meanwhil
         assert let_go.wait(PATIENCE)
 
     work.enqueue()
-    with running(pq, lease=3.0, poll=0.2) as watched:
+    with running(pq, lease=6.0, poll=0.2) as watched:
         watched.wait_for(EventName.JOB_STARTED)
-        end = time.monotonic() + 4.5
+        end = time.monotonic() + 8.0
         cuts = 0
         while time.monotonic() < end:
             cut_all(admin)
@@ -148,14 +148,14 @@ def test_twenty_completions_are_stored_though_one_row_is_gone(
 def test_jobs_enqueued_while_nobody_listens_are_found_when_the_listener_is_back(
     task: Any, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
-    with running(pq, poll=30.0) as watched:
+    with running(pq, poll=600.0) as watched:
         work_resumes(watched, task, admin)
         for _ in range(3):
             cut(admin, watched.backend("listen"))
             task.enqueue(False)  # into the gap, most of the times
             sent = time.monotonic()
             wait_until(lambda: count(admin, "job") == 0, PATIENCE, "the job has run")
-            assert time.monotonic() - sent < 10
+            assert time.monotonic() - sent < 30
 
 
 def test_a_listener_that_cannot_connect_does_not_spin(task: Any, database: str, admin: psycopg.Connection[Any]) -> None:
@@ -197,6 +197,6 @@ def test_a_worker_stops_in_time_while_the_database_refuses_it(
             asked = time.monotonic()
             watched.worker.stop()
             assert watched.join() == 0
-            assert time.monotonic() - asked < 15
+            assert time.monotonic() - asked < 20
         finally:
             elsewhere.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'.encode())

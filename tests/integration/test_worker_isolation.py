@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 import pgqueue
 from pgqueue import ConfigurationError, EventName
-from pgqueue.worker import Worker, WorkerOptions
+from pgqueue.worker import Worker, WorkerOptions, channel, child_process, children
 from tests.integration import isolated
 from tests.waiting import wait_until
 from tests.workers import PATIENCE, Watched, count, running, wait_for_count
@@ -150,7 +151,7 @@ def test_an_exception_in_a_child_is_one_failed_attempt_with_its_text(
 
 def test_a_cancelled_job_in_a_child_is_told(app: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
     jobs = [isolated.listening.enqueue(), isolated.sleeping_async.enqueue(LONG)]
-    with running(app, queues=("apart",), lease=1.5):
+    with running(app, queues=("apart",), lease=10.0):
         wait_for_traces(admin, 2, "start")
         assert app.cancel(jobs) == dict.fromkeys(jobs, "requested")
         wait_for_count(admin, 2, "archive", "state = 'cancelled'")
@@ -171,15 +172,16 @@ def test_a_cancelled_job_in_a_child_is_told(app: pgqueue.PgQueue, admin: psycopg
     ],
 )
 def test_a_job_that_ends_its_process_costs_itself_each_attempt_and_others_nothing(
-    how: str, words: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any]
+    how: str, words: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_process, "EXIT", 20.0)
     with running(app, queues=("apart",), concurrency=3) as watched:
         poison = isolated.dying.enqueue(how)
         isolated.good.enqueue_many([("bystander",)] * 20)
         wait_for_count(admin, 1, "dead_letter")
         wait_for_count(admin, 20, "archive", "state = 'completed' AND attempt = 1 AND lost = 0")
         assert watched.thread.is_alive()
-        failed = watched.seen(EventName.JOB_FAILED, id=poison)
+        failed = watched.wait_for_all(2, EventName.JOB_FAILED, id=poison)
         assert [(event.facts["error"], event.facts["outcome"]) for event in failed] == [
             ("WorkerLost", "retry"),
             ("WorkerLost", "dead"),
@@ -189,6 +191,21 @@ def test_a_job_that_ends_its_process_costs_itself_each_attempt_and_others_nothin
     [(_, kind, message, _)] = errors(admin, "dead_letter")
     assert (kind, message) == ("WorkerLost", f"worker lost: {words}")
     assert [attempt for job_id, attempt, *_ in traces(admin, "start") if job_id == poison] == [1, 2]
+
+
+def test_nonsense_that_is_read_together_with_the_beginning_of_its_job_ends_the_process_too(
+    app: pgqueue.PgQueue, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = channel.Channel.receive
+
+    def receive_late(line: channel.Channel) -> list[channel.Message]:
+        time.sleep(1.0)
+        return receive(line)
+
+    monkeypatch.setattr(channel.Channel, "receive", receive_late)
+    poison = isolated.dying.enqueue("babble")
+    with running(app, queues=("apart",), concurrency=1):
+        wait_for_count(admin, 1, "dead_letter", f"id = {poison} AND reason = 'worker lost' AND attempt = 2")
 
 
 def test_a_copy_that_a_job_forks_cannot_complete_it(app: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
@@ -214,22 +231,22 @@ def test_a_job_over_its_memory_limit_is_a_failed_attempt_and_the_next_one_is_not
 
 @pytest.mark.parametrize("task", ["sleeping", "sleeping_async"])
 def test_a_timeout_in_a_child_is_a_failed_attempt_and_ends_the_process_and_what_it_has_started(
-    task: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any]
+    task: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = app.enqueue(task, [LONG], queue="apart", timeout=1.0, max_attempts=5)
+    monkeypatch.setattr(children, "UNWIND", 20.0)
+    job_id = app.enqueue(task, [LONG], queue="apart", timeout=4.0, max_attempts=5)
     with running(app, queues=("apart",)) as watched:
         wait_for_count(admin, 1, "job", "attempt = 1 AND run_at IS NOT NULL")
         [(_, kind, message, _)] = errors(admin)
         assert kind == "TimeoutError"
         [(_, _, child, below)] = traces(admin, "start")
         if task == "sleeping":
-            assert message == "the job ran for longer than its timeout of 1 s: its process was killed"
+            assert message == "the job ran for longer than its timeout of 4 s: its process was killed"
             assert not alive(child)
             wait_until(lambda: not alive(int(below)), PATIENCE, "what the job has started is gone")
         else:
             assert [found for found, *_ in traces(admin, "cleaned up")] == [job_id]
-        [event] = watched.seen(EventName.JOB_FAILED)
-        assert (event.facts["id"], event.facts["error"]) == (job_id, "TimeoutError")
+        assert watched.wait_for(EventName.JOB_FAILED, id=job_id).facts["error"] == "TimeoutError"
         isolated.good.enqueue("afterwards")
         wait_for_count(admin, 1, "archive")
 
@@ -264,7 +281,7 @@ def test_a_graceful_stop_lets_a_child_finish_within_the_grace(
     app: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
     isolated.gated.enqueue()
-    with running(app, queues=("apart",), grace=PATIENCE, lease=2.0) as watched:
+    with running(app, queues=("apart",), grace=PATIENCE) as watched:
         [(_, _, child, _)] = wait_for_traces(admin, 1, "start")
         watched.worker.stop()
         watched.wait_for(EventName.WORKER_STOPPING)
@@ -274,6 +291,7 @@ def test_a_graceful_stop_lets_a_child_finish_within_the_grace(
     wait_until(lambda: not alive(child), PATIENCE, "the child has left with its worker")
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("how", ["the grace is over", "a second stop"])
 def test_a_stop_that_cannot_wait_kills_the_child_before_it_gives_the_job_back(
     how: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any]
@@ -299,7 +317,7 @@ def test_a_job_in_a_child_whose_lease_is_lost_is_told_and_then_killed(
     app: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
     isolated.sleeping.enqueue(LONG)
-    with running(app, queues=("apart",), lease=1.5, concurrency=1) as watched:
+    with running(app, queues=("apart",), lease=6.0, concurrency=1) as watched:
         [(_, _, child, _)] = wait_for_traces(admin, 1, "start")
         admin.execute("UPDATE pgqueue.lease SET worker_id = NULL, expires_at = 'infinity'")
         watched.wait_for(EventName.LEASE_LOST)

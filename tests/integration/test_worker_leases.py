@@ -19,9 +19,9 @@ from tests.waiting import wait_until
 from tests.workers import PATIENCE, count, define, running, wait_for_count
 
 COLOURS = pytest.mark.parametrize("colour", ["plain", "async"])
-LEASE = 2.0
-LONG = 3 * LEASE
-"""How long a job lasts that must outlive its lease several times."""
+LEASE = 4.0
+LONG = 2.5 * LEASE
+"""How long a job lasts that must outlive its lease twice."""
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_job_whose_lease_is_lost_while_it_runs_is_told_and_not_settled(
             stop()
 
     job_id = (coroutine if colour == "async" else plain).enqueue()
-    with running(pq, lease=1.5, poll=30.0) as watched:
+    with running(pq, lease=6.0, poll=600.0) as watched:
         watched.wait_for(EventName.JOB_STARTED)
         pq.pause("q")  # so that this worker does not take the job again
         with admin.transaction():  # or a heartbeat might come between the two
@@ -172,6 +172,7 @@ def test_a_job_that_ended_after_its_lease_was_taken_is_reported_as_lost(
     assert admin.execute("SELECT lease_id, attempt FROM pgqueue.job").fetchall() == [(4711, 2)]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_worker_whose_row_was_deleted_registers_anew_and_keeps_its_job(
     pq: pgqueue.PgQueue, beside: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 import pgqueue
+from pgqueue.worker import execution
 from tests.workers import count, running, wait_for_count
 
 MATES = 30
@@ -97,8 +98,10 @@ def good(pq: pgqueue.PgQueue) -> pgqueue.Task[[], None]:
 
 
 def test_what_cannot_be_called_is_recorded_retried_with_a_delay_and_buried(
-    good: pgqueue.Task[[], None], pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]
+    good: pgqueue.Task[[], None], pq: pgqueue.PgQueue, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert execution.UNKNOWN_TASK_DELAY >= 5.0
+    monkeypatch.setattr(execution, "UNKNOWN_TASK_DELAY", 600.0)  # all of them shall be seen waiting at once
     names = {}
     for name, columns in UNREADABLE.items():
         good.enqueue()
@@ -109,7 +112,7 @@ def test_what_cannot_be_called_is_recorded_retried_with_a_delay_and_buried(
         wait_for_count(admin, mates, "archive", "state = 'completed' AND attempt = 1")
         wait_for_count(admin, len(names), "job", "run_at IS NOT NULL")
         rows = admin.execute(
-            "SELECT id, attempt, lost, jsonb_array_length(errors), run_at > created_at + interval '4 s' FROM pgqueue.job"
+            "SELECT id, attempt, lost, jsonb_array_length(errors), run_at > created_at + interval '9 min' FROM pgqueue.job"
         ).fetchall()
         assert {names[row[0]]: row[1:] for row in rows} == dict.fromkeys(UNREADABLE, (1, 0, 1, True))
         admin.execute("UPDATE pgqueue.job SET run_at = '2020-01-01'")
@@ -150,14 +153,14 @@ def test_a_strange_row_does_not_keep_its_mates_from_running(
 ) -> None:
     strange = insert(admin, task=task, **STRANGE[name])
     good.enqueue_many([()] * MATES)
-    with running(pq, concurrency=2, lease=1.0):
-        wait_for_count(admin, MATES, "archive", f"id <> {strange} AND attempt = 1", seconds=8)
+    with running(pq, concurrency=2, lease=4.0):
+        wait_for_count(admin, MATES, "archive", f"id <> {strange} AND attempt = 1")
         # What comes later, too: the strange row has been claimed, and remembered, by now.
         good.enqueue_many([()] * MATES)
-        wait_for_count(admin, 2 * MATES, "archive", f"id <> {strange} AND attempt = 1", seconds=8)
+        wait_for_count(admin, 2 * MATES, "archive", f"id <> {strange} AND attempt = 1")
         # And it has an exit itself: it has ended, or waits for a retry.
         stuck = "lease_id IS NOT NULL OR run_at IS NULL OR run_at <= clock_timestamp()"
-        wait_for_count(admin, 0, "job", f"id = {strange} AND ({stuck})", seconds=8)
+        wait_for_count(admin, 0, "job", f"id = {strange} AND ({stuck})")
 
 
 @pytest.mark.parametrize("name", list(STRANGE))

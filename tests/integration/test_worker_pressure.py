@@ -23,7 +23,7 @@ def test_claims_go_on_when_the_outcomes_that_held_them_up_are_written(
     task.enqueue_many((number,) for number in range(JOBS))
     with psycopg.connect(database) as blocker:
         blocker.execute("LOCK TABLE pgqueue.archive IN EXCLUSIVE MODE")  # completions wait, claims do not
-        with running(pq, poll=60.0, lease=60.0, concurrency=2) as watched:
+        with running(pq, poll=600.0, lease=60.0, concurrency=2) as watched:
             claimer, settler = watched.worker.claimer, watched.worker.settler
 
             def asleep() -> bool:
@@ -43,7 +43,7 @@ def test_an_item_that_comes_while_the_reader_falls_asleep_is_not_left_until_its_
 
     def read() -> None:
         while len(taken) < 4000:
-            taken.extend(inbox.take(10, timeout=20.0))
+            taken.extend(inbox.take(10, timeout=600.0))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -53,7 +53,7 @@ def test_an_item_that_comes_while_the_reader_falls_asleep_is_not_left_until_its_
     ]
     for writer in writers:
         writer.start()
-    reader.join(15.0)
+    reader.join(PATIENCE)
     assert not reader.is_alive(), f"{4000 - len(taken)} items are not read"
     assert [sorted(taken)[0], sorted(taken)[-1], len(set(taken))] == [0, 3999, 4000]
     for k in range(4):

@@ -19,7 +19,7 @@ from tests.workers import PATIENCE, count, running, wait_for_count
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 0.3
-WORDS = ("worker", "--app", "tests.integration.isolated", "--queues", "stubborn", "--lease", "2")
+WORDS = ("worker", "--app", "tests.integration.isolated", "--queues", "stubborn", "--lease", "5")
 
 
 @pytest.fixture
@@ -47,11 +47,12 @@ def test_a_job_past_its_timeout_keeps_its_lease_and_loses_its_slot(
     end: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any]
 ) -> None:
     stubborn = isolated.stubborn.options(timeout=TIMEOUT)
-    with running(app, queues=("stubborn", "shared"), concurrency=2, lease=1.5) as watched:
+    with running(app, queues=("stubborn", "shared"), concurrency=2, lease=4.0) as watched:
         jobs = stubborn.enqueue_many([(end == "raises",)] * 2)
         for job_id in jobs:
             event = watched.wait_for(EventName.JOB_OVERDUE, id=job_id)
             assert (event.facts["task"], event.facts["timeout"]) == ("stubborn", TIMEOUT)
+        wait_for_traces(admin, 2, "start")
         isolated.shared.enqueue_many([()] * 10)
         wait_for_count(admin, 10, "archive", "state = 'completed'")
         # Both leases have been renewed past the end that they had at first, and nobody else has got the jobs.
@@ -60,7 +61,7 @@ def test_a_job_past_its_timeout_keeps_its_lease_and_loses_its_slot(
         wait_until(lambda: admin.execute(over, [first_end]).fetchall() == [(True,)], PATIENCE, "the first leases ended")
         assert number(admin, "start", f"job_id IN ({jobs[0]}, {jobs[1]})") == 2
         assert count(admin, "job", "attempt = 1 AND lease_id IS NOT NULL AND lost = 0") == 2
-        assert watched.worker.threads.running() == 0
+        wait_until(lambda: watched.worker.threads.running() == 0, PATIENCE, "no thread has anything to do")
         assert len(watched.worker.threads.stuck()) == 2
         # Those that are stuck end after all, and are settled.
         admin.execute("INSERT INTO gate VALUES ('open')")
@@ -83,7 +84,8 @@ def test_a_timeout_that_is_kept_replaces_nothing(app: pgqueue.PgQueue, admin: ps
         wait_for_count(admin, 40, "archive")
         assert watched.worker.threads._slots == slots
         assert not watched.seen(EventName.JOB_OVERDUE)
-        assert watched.worker.threads.first_deadline() == float("inf")
+        # The outcome is on its way before the thread is through with the job.
+        wait_until(lambda: watched.worker.threads.first_deadline() == float("inf"), PATIENCE, "no timeout is watched")
 
 
 def test_a_stop_does_not_give_back_a_job_that_is_stuck(app: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
@@ -105,7 +107,7 @@ def test_too_many_stuck_threads_end_the_worker_with_75_once_the_others_have_fini
     with cli.started(*words, PYTHONPATH=str(ROOT)) as program:
         stubborn.enqueue_many([()] * 2)
         program.wait_for("runs on past its timeout of 1.5 s", 2)
-        isolated.lingering.enqueue(4.0)
+        isolated.lingering.enqueue(8.0)
         stubborn.enqueue()
         wait_for_traces(admin, 4, "start")
         isolated.shared.options(queue="stubborn").enqueue_many([()] * 3)  # nobody is left to run these

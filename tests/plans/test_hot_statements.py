@@ -180,7 +180,7 @@ def test_claims_are_heap_only_updates(pq: pgqueue.PgQueue, admin: psycopg.Connec
         pq.complete(jobs)
     pq.close()  # a backend reports its counters at the latest when it leaves
     updated, hot = 0, 0
-    for _ in range(100):
+    for _ in range(600):
         admin.execute("SELECT pg_stat_clear_snapshot()")
         row = admin.execute(
             "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'pgqueue' AND relname = 'job'"

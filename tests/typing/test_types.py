@@ -11,6 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.mark.timeout(600)  # a type checker without its cache takes minutes on a busy machine
 def test_tasks_keep_their_signatures_and_wrong_arguments_are_found() -> None:
     pytest.importorskip("mypy")
     done = subprocess.run(

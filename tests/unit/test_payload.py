@@ -356,9 +356,9 @@ def test_a_small_object_that_unfolds_without_end_is_refused_quickly() -> None:
         value: Any = "x"
         for _ in range(90):
             value = kind([value, value])
-        started = time.perf_counter()
+        started = time.thread_time()
         assert "bytes" in refusal(value).reason
-        assert time.perf_counter() - started < 10
+        assert time.thread_time() - started < 10
 
 
 def test_the_limit_counts_bytes_and_is_inclusive() -> None:
@@ -392,10 +392,10 @@ def test_a_call_is_bounded_as_a_whole_and_the_largest_argument_named() -> None:
 
 def test_a_huge_text_is_refused_before_it_is_encoded() -> None:
     huge = "x" * 300_000_000
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(PayloadError) as caught:
         encode_call([1], {"n": 1, "document": huge})
-    assert time.perf_counter() - started < 0.2
+    assert time.thread_time() - started < 0.2
     assert caught.value.path == "kwargs.document"
     assert "3000000" in caught.value.reason
     assert str(DEFAULT_MAX_BYTES) in caught.value.reason
