@@ -11,6 +11,7 @@ from typing import Any
 from alembic import context
 
 from pgqueue.tables import VERSION_TABLE, metadata_for
+from pgqueue.version import schema_note
 
 schema: str = context.config.attributes["schema"]
 metadata = metadata_for(schema)
@@ -24,6 +25,14 @@ def include_name(name: str | None, type_: str, _parents: Mapping[str, Any]) -> b
     return name in tables if type_ == "table" else True
 
 
+def write_note(*, heads: set[Any], **_facts: Any) -> None:
+    """Say which older workers run on the schema as it is now: what the revision declares, else none."""
+    for head in heads:
+        oldest = getattr(context.script.get_revision(head).module, "oldest_worker", head)
+        table = f'"{schema}".{VERSION_TABLE}'
+        context.execute(f"COMMENT ON TABLE {table} IS '{schema_note(head, oldest)}'")
+
+
 options: dict[str, Any] = {
     "target_metadata": metadata,
     "version_table": VERSION_TABLE,
@@ -31,6 +40,7 @@ options: dict[str, Any] = {
     "include_schemas": True,
     "include_name": include_name,
     "pgqueue_schema": schema,
+    "on_version_apply": write_note,
 }
 
 if context.is_offline_mode():

@@ -81,6 +81,10 @@ _LEVELS: Final[Mapping[EventName, int]] = {
 # What the processes around a worker say; these are no changes of a job's state, so no events.
 STOP_REQUESTED: Final[Wording] = (_INFO, "asked to stop: finishing what runs, a second request gives it back at once")
 STOP_NOW: Final[Wording] = (_WARNING, "asked to stop again: giving back what runs")
+NO_CHILDREN: Final[Wording] = (
+    _WARNING,
+    "worker {worker} has no child processes, for want of {missing}: jobs that were lost run in threads like the others",
+)
 STOPPED_EARLY: Final[Wording] = (_INFO, "stopped before it had started")
 PARENT_GONE: Final[Wording] = (_WARNING, "the parent process is gone: stopping")
 PROCESS_STARTED: Final[Wording] = (_INFO, "parent {parent}: process {number} started with pid {pid}")

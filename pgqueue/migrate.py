@@ -1,9 +1,10 @@
 """Making, changing and checking the schema: Alembic behind five functions, one transaction and one lock.
 
 A run holds a transaction-level advisory lock from its first statement and commits everything at once: of several
-processes that start together one applies and the others find nothing to do; a run that is killed leaves nothing. No
-state of the session is used, so a pooler in transaction mode may stand in between. The host's own Alembic, its
-`alembic_version` and its logging are never touched.
+processes that start together one applies and the others find nothing to do; a run that is killed leaves nothing. Where a
+revision has indexes to be built beside the work, a transaction ends before it, and the next one holds the lock while they
+are built. No state of the session is used, so a pooler in transaction mode may stand in between. The host's own Alembic,
+its `alembic_version` and its logging are never touched.
 
 A migration waits for other sessions' table locks only DDL_PATIENCE seconds at a time, because every enqueue and claim
 queues up behind that wait; then it rolls back, pauses, and tries again until `lock_timeout` is over.
@@ -22,21 +23,22 @@ from typing import TYPE_CHECKING
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from psycopg.errors import LockNotAvailable
-from sqlalchemy.exc import DBAPIError
 
 from pgqueue.catalog import catalog_listing, differences
 from pgqueue.config import validate_schema, validate_seconds
 from pgqueue.errors import ConfigurationError, SchemaError
 from pgqueue.migrate_connection import TableLocked, describe, transaction, translated_errors
+from pgqueue.migrate_indexes import Indexes, build_beside
 from pgqueue.tables import VERSION_TABLE
-from pgqueue.version import __version__
+from pgqueue.version import __version__, runs_on
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-DDL_PATIENCE = 2.0
-PAUSE = 0.5
+DDL_PATIENCE = 0.5
+"""Below the second after which PostgreSQL looks for deadlocks: a migration gives way before a worker is made its victim."""
+PAUSE = 1.0
+TURN = 0.1
 BASE = "base"
 
 _alembic_is_not_thread_safe = threading.Lock()
@@ -62,10 +64,14 @@ class MigrationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What `check` found; `sentence` says what, where, and what to do about it."""
+    """What `check` found; `sentence` says what, where, and what to do about it.
+
+    `fits`: this version runs on it. Beside CURRENT, that is a schema AHEAD whose migration allows it.
+    """
 
     state: SchemaState
     sentence: str
+    fits: bool = False
 
 
 def upgrade(
@@ -73,10 +79,11 @@ def upgrade(
 ) -> MigrationResult:
     """Bring `schema` up to `revision`, creating it when it is missing; never down. Many processes may do so at once.
 
-    `lock_timeout` seconds bound the wait for another migration and for locks on our tables. Raises DatabaseUnavailable
+    `lock_timeout` seconds bound the wait for another migration and for locks on our tables; an index that is built beside
+    the work takes its time. A newer schema on which this version still runs is left as it is. Raises DatabaseUnavailable
     when no server answers or it accepts no writes, SchemaError when rights are lacking, a wait was too long or the
-    schema is newer than this package, ConfigurationError for an unknown revision or an unusable schema name. Nothing is
-    changed then.
+    schema is too new for this package, ConfigurationError for an unknown revision or an unusable schema name. The schema
+    is then at a revision, the first one or a later one, and the next run goes on from there.
     """
     return _migrate(dsn, schema, revision, lock_timeout, may_go_down=False)
 
@@ -124,11 +131,17 @@ def check(dsn: str, schema: str = "pgqueue") -> CheckResult:
     validate_schema(schema)
     with translated_errors(dsn, schema), transaction(dsn, read_only=True) as connection:
         found = _read_version(connection, schema)
+        note = None if found is None or found in _known() else _read_note(connection, schema)
         listing = catalog_listing(connection, schema)
     where, known, head = f"schema {schema!r} in {describe(dsn)}", _known(), ", ".join(heads())
     if found is None:
         return CheckResult(state=SchemaState.MISSING, sentence=f"{where} holds no queue yet: run `pgqueue migrate`.")
     if found not in known:
+        if runs_on(found, note):
+            sentence = (
+                f"{where} is at revision {found}, newer than {_this()}, which still runs on it: upgrade the package."
+            )
+            return CheckResult(state=SchemaState.AHEAD, sentence=sentence, fits=True)
         return CheckResult(state=SchemaState.AHEAD, sentence=_ahead(where, found))
     if found != known[-1]:
         sentence = f"{where} is at revision {found}, this pgqueue needs {head}: run `pgqueue migrate`."
@@ -140,7 +153,8 @@ def check(dsn: str, schema: str = "pgqueue") -> CheckResult:
             f"{where} was changed by hand since revision {found}: {named}. Put it back as migrations/schema.txt has it."
         )
         return CheckResult(state=SchemaState.DRIFTED, sentence=sentence)
-    return CheckResult(state=SchemaState.CURRENT, sentence=f"{where} is up to date (revision {found}).")
+    sentence = f"{where} is up to date (revision {found})."
+    return CheckResult(state=SchemaState.CURRENT, sentence=sentence, fits=True)
 
 
 def migrations_path() -> Path:
@@ -153,59 +167,111 @@ def migrations_path() -> Path:
 def _migrate(dsn: str, schema: str, revision: str, lock_timeout: float, *, may_go_down: bool) -> MigrationResult:
     validate_schema(schema)
     target = _place(revision, _known())
-    deadline = time.monotonic() + validate_seconds("lock_timeout", lock_timeout)
+    run = _Run(dsn, schema, target, may_go_down, validate_seconds("lock_timeout", lock_timeout))
     while True:
         try:
             with translated_errors(dsn, schema), transaction(dsn) as connection:
-                _take_turn(connection, dsn, schema, deadline - time.monotonic())
-                return _run(connection, dsn, schema, target, may_go_down=may_go_down)
+                take_turn(connection, dsn, schema, run.patience())
+                _set_lock_timeout(connection, min(DDL_PATIENCE, run.patience()))
+                done = run.go_on(connection)
         except TableLocked as error:
-            if time.monotonic() + PAUSE >= deadline:
+            if run.patience() <= PAUSE:
                 where = f"schema {schema!r} in {describe(dsn)}"
                 blocked = f"other sessions held locks on its tables for {lock_timeout:g} s"
                 advice = "End the sessions that pg_locks shows, and run it again."
-                raise SchemaError(f"{where}: {blocked}; nothing was changed. {advice}") from error
+                raise SchemaError(f"{where}: {blocked}; {run.state()}. {advice}") from error
             time.sleep(PAUSE)
+            continue
+        run.went_on(done)
+        if done.after == done.before or _place(done.after or BASE, _known()) == target:
+            return MigrationResult(before=run.done[0].before, after=done.after)
 
 
-def _take_turn(connection: Connection, dsn: str, schema: str, patience: float) -> None:
-    """Wait until no other migration of this schema runs; the lock ends with the transaction, whatever happens."""
-    _set_lock_timeout(connection, patience)
-    # A role's statement_timeout is meant for its queries; it would end this wait, or the build of an index, halfway.
-    connection.exec_driver_sql("SELECT set_config('statement_timeout', '0', true)")
-    try:
-        connection.exec_driver_sql(lock_statement(schema))
-    except DBAPIError as error:
-        if isinstance(error.orig, LockNotAvailable):
+def take_turn(connection: Connection, dsn: str, schema: str, patience: float) -> None:
+    """Wait until no other migration of this schema runs, at most `patience` seconds; then SchemaError.
+
+    The lock ends with the transaction, whatever happens.
+    """
+    connection.exec_driver_sql(_WITHOUT_LIMITS)
+    end = time.monotonic() + patience
+    # Asked again and again: whoever waits inside a statement holds a snapshot, and whoever has the lock may build an index
+    # beside the work, which waits for old snapshots. Neither would ever go on.
+    while not connection.exec_driver_sql(lock_statement(schema, wait=False)).scalar_one():
+        if time.monotonic() >= end:
             message = f"another migration of schema {schema!r} in {describe(dsn)} is still running"
-            raise SchemaError(
-                f"{message} after {max(patience, 0):.0f} s; nothing was changed. Run it again later."
-            ) from error
-        raise
-    _set_lock_timeout(connection, min(DDL_PATIENCE, patience))
+            raise SchemaError(f"{message} after {max(patience, 0):.0f} s; nothing was changed. Run it again later.")
+        time.sleep(TURN)
 
 
-def _run(connection: Connection, dsn: str, schema: str, target: int, *, may_go_down: bool) -> MigrationResult:
-    known = _known()
-    before = _read_version(connection, schema)
-    if before is not None and before not in known:
-        raise SchemaError(_ahead(f"schema {schema!r} in {describe(dsn)}", before))
-    place = known.index(before) + 1 if before else 0
-    if target == place or (target < place and not may_go_down):
-        return MigrationResult(before=before, after=before)
+class _Run:
+    """One call of `upgrade` or `to`: in one transaction, or in one up to each revision whose indexes are built before it."""
+
+    def __init__(self, dsn: str, schema: str, target: int, may_go_down: bool, lock_timeout: float) -> None:
+        self.dsn = dsn
+        self.schema = schema
+        self.target = target
+        self.may_go_down = may_go_down
+        self.lock_timeout = lock_timeout
+        self.done: list[MigrationResult] = []
+        self._begin_patience()
+
+    def patience(self) -> float:
+        """Seconds for which others may still be waited for."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def went_on(self, done: MigrationResult) -> None:
+        """One transaction is committed."""
+        self.done.append(done)
+        self._begin_patience()
+
+    def go_on(self, connection: Connection) -> MigrationResult:
+        """As far as one transaction goes; nothing more is to be done when `after` is `before`."""
+        known = _known()
+        before = _read_version(connection, self.schema)
+        if before is not None and before not in known:
+            if not self.may_go_down and runs_on(before, _read_note(connection, self.schema)):
+                return MigrationResult(before=before, after=before)
+            raise SchemaError(_ahead(f"schema {self.schema!r} in {describe(self.dsn)}", before))
+        place = known.index(before) + 1 if before else 0
+        if self.target == place or (self.target < place and not self.may_go_down):
+            return MigrationResult(before=before, after=before)
+        end = self._end(known, place)
+        if 0 < place < end:
+            # No snapshot is held meanwhile: READ COMMITTED, and no statement runs.
+            self._build(_indexes(known[place]))
+        _apply(connection, self.schema, known[end - 1] if end else BASE, up=end > place)
+        return MigrationResult(before=before, after=known[end - 1] if end else None)
+
+    def _build(self, indexes: Indexes) -> None:
+        if build_beside(self.dsn, self.schema, indexes, self.patience()):
+            self._begin_patience()
+
+    def _begin_patience(self) -> None:
+        """What was done took its time, and was not waiting."""
+        self._deadline = time.monotonic() + self.lock_timeout
+
+    def _end(self, known: list[str], place: int) -> int:
+        """How far this transaction goes. A new schema has nobody who could be kept waiting."""
+        if place == 0:
+            return self.target
+        stops = [later for later in range(place + 1, self.target) if _indexes(known[later])]
+        return min(stops, default=self.target)
+
+    def state(self) -> str:
+        """What there is after a failure."""
+        return f"it is at revision {self.done[-1].after} now" if self.done else "nothing was changed"
+
+
+def _apply(connection: Connection, schema: str, revision: str, *, up: bool) -> None:
     config = _config(schema)
     config.attributes["connection"] = connection
-    if target > place:
+    if up:
         connection.exec_driver_sql(_create_schema_statement(schema))
     with _alembic_is_not_thread_safe:
-        if target > place:
-            command.upgrade(config, known[target - 1])
-        else:
-            command.downgrade(config, known[target - 1] if target else BASE)
-    if target == 0:
+        (command.upgrade if up else command.downgrade)(config, revision)
+    if revision == BASE:
         connection.exec_driver_sql(f'DROP TABLE "{schema}".{VERSION_TABLE}')
         connection.exec_driver_sql(_drop_schema_statement(schema))
-    return MigrationResult(before=before, after=known[target - 1] if target else None)
 
 
 def _read_version(connection: Connection, schema: str) -> str | None:
@@ -222,6 +288,13 @@ def _read_version(connection: Connection, schema: str) -> str | None:
     return str(rows[0]) if rows else None
 
 
+def _read_note(connection: Connection, schema: str) -> str | None:
+    """What the last migration has said about older workers."""
+    note = f"SELECT obj_description(to_regclass('\"{schema}\".{VERSION_TABLE}'), 'pg_class')"
+    said: str | None = connection.exec_driver_sql(note).scalar_one()
+    return said
+
+
 def _known() -> list[str]:
     """Every revision of this package, oldest first."""
     return [entry.revision for entry in _scripts().walk_revisions()][::-1]
@@ -236,9 +309,19 @@ def _place(revision: str, known: list[str]) -> int:
     return known.index(revision) + 1
 
 
+def _indexes(revision: str) -> Indexes:
+    """What is built beside the work before this revision."""
+    script = _scripts().get_revision(revision)
+    found: Indexes = getattr(script.module, "INDEXES", {}) if script else {}
+    return found
+
+
 def _ahead(where: str, found: str) -> str:
-    newest = f"pgqueue {__version__}, which knows {', '.join(heads())}"
-    return f"{where} is at revision {found}, newer than this {newest}: upgrade the package."
+    return f"{where} is at revision {found}, newer than {_this()}: upgrade the package."
+
+
+def _this() -> str:
+    return f"this pgqueue {__version__}, which knows {', '.join(heads())}"
 
 
 def _scripts() -> ScriptDirectory:
@@ -253,14 +336,22 @@ def _config(schema: str, output: io.StringIO | None = None) -> Config:
     return config
 
 
+# A role's timeouts are meant for its queries; they would end a wait, or the build of an index, halfway.
+_WITHOUT_LIMITS = """
+    SELECT set_config(name, '0', true) FROM pg_settings
+    WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+
+
 def _set_lock_timeout(connection: Connection, seconds: float) -> None:
     milliseconds = max(1, int(seconds * 1000))  # 0 would mean for ever
     connection.exec_driver_sql("SELECT set_config('lock_timeout', %s, true)", (f"{milliseconds}ms",))
 
 
-def lock_statement(schema: str) -> str:
-    """Waits until no other migration of `schema` runs; the lock ends with the transaction."""
-    return f"SELECT pg_advisory_xact_lock(hashtextextended('pgqueue migrate {schema}', 0))"
+def lock_statement(schema: str, *, wait: bool = True) -> str:
+    """Waits until no other migration of `schema` runs, or says whether none does; the lock ends with the transaction."""
+    function = "pg_advisory_xact_lock" if wait else "pg_try_advisory_xact_lock"
+    return f"SELECT {function}(hashtextextended('pgqueue migrate {schema}', 0))"
 
 
 def _create_schema_statement(schema: str) -> str:

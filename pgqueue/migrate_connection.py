@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from pgqueue.config import validate_url
-from pgqueue.drivers.pool import primary_only
+from pgqueue.drivers.pool import liveness, primary_only
 from pgqueue.errors import ConfigurationError, DatabaseUnavailable, PgQueueError, SchemaError
 from pgqueue.tables import VERSION_TABLE
 
@@ -30,7 +30,10 @@ class TableLocked(SchemaError):
 def transaction(dsn: str, *, read_only: bool = False) -> Iterator[Connection]:
     """A connection of our own in one transaction that is committed at the end, and rolled back by any error."""
     engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: _connect(dsn, read_only), poolclass=NullPool, use_native_hstore=False
+        "postgresql+psycopg://",
+        creator=lambda: connect(dsn, read_only=read_only),
+        poolclass=NullPool,
+        use_native_hstore=False,
     )
     with engine.begin() as connection:
         yield connection
@@ -68,10 +71,11 @@ def describe(dsn: str) -> str:
     return name + host + (f":{parts['port']}" if host and parts.get("port") else "")
 
 
-def _connect(dsn: str, read_only: bool) -> psycopg.Connection:
+def connect(dsn: str, *, read_only: bool = False) -> psycopg.Connection:
+    """A connection of our own, which notices that the server is gone as those of clients do; ConfigurationError as above."""
     describe(dsn)
     # prepare_threshold: a pooler in transaction mode may run the next statement in a session that prepared nothing.
-    options: dict[str, Any] = {"fallback_application_name": "pgqueue migrate", **primary_only(dsn)}
+    options: dict[str, Any] = {"fallback_application_name": "pgqueue migrate", **liveness(dsn), **primary_only(dsn)}
     connection = psycopg.connect(dsn, prepare_threshold=None, **options)
     if read_only:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from pgqueue.config import SCHEMA_PATTERN, validate_schema
 from pgqueue.errors import ConfigurationError, SchemaError
-from pgqueue.migrate import current, lock_statement
+from pgqueue.migrate import current, take_turn
 from pgqueue.migrate_connection import describe, transaction, translated_errors
 from pgqueue.sql import blocks
 from pgqueue.tables import VERSION_TABLE, tables
 
 KINDS = ("worker", "producer", "reader")
+PATIENCE = 60.0
+"""Seconds that a migration under way is waited for."""
 _SEQUENCES_AND_FUNCTIONS = ("job_id_seq", "lease_tie_seq", "archive_roll")
 
 
@@ -70,7 +72,7 @@ def create(dsn: str, *, schema: str = "pgqueue", prefix: str | None = None, with
         raise SchemaError(f"schema {schema!r} in {describe(dsn)} holds no queue yet: run `pgqueue migrate`")
     made = _missing_roles(dsn, schema, wanted)
     with translated_errors(dsn, schema), transaction(dsn) as connection:
-        connection.exec_driver_sql(lock_statement(schema))
+        take_turn(connection, dsn, schema, PATIENCE)
         for statement in _statements(schema, wanted, with_payloads):
             connection.exec_driver_sql(statement)
     return RolesResult(names=wanted, made=made)

@@ -12,6 +12,7 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+oldest_worker = "0001"
 
 UPGRADE = (
     # One sequence for ids and for places in line: a job that is ready at once has position = id and costs one nextval.

@@ -12,6 +12,7 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+oldest_worker = "0001"
 
 UPGRADE = (
     # Both have what an older worker leaves out: its beats go on. Neither is indexed: beats stay on their page (HOT).

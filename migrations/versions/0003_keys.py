@@ -1,4 +1,4 @@
-"""Keys: unique keys, lanes (ordering, concurrency and fairness keys) with their admission, and limits of queues.
+"""Keys: the columns of unique keys and of lanes (ordering, concurrency and fairness keys), and the tables of admission.
 
 Revision ID: 0003
 Revises: 0002
@@ -12,6 +12,8 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+# An older worker would settle a job of a lane and not say so: the lane would stand until the next repair.
+oldest_worker = "0003"
 
 UPGRADE = (
     # All are NULL for a job without keys, which then takes no byte more. A claim changes none of them (HOT).
@@ -28,14 +30,6 @@ UPGRADE = (
         ADD COLUMN admitted boolean,
         ADD COLUMN park boolean
     """,
-    "CREATE UNIQUE INDEX job_unique ON {schema}.job (unique_key, queue) WHERE unique_key IS NOT NULL",
-    """
-    CREATE INDEX job_lane_waiting ON {schema}.job (lane, queue, lane_rank, id)
-        WHERE lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL
-    """,
-    "CREATE INDEX job_lane_admitted ON {schema}.job (lane, queue) WHERE admitted",
-    # The safety net of ordering keys: whatever goes wrong, two jobs of one key are never claimable at once.
-    "CREATE UNIQUE INDEX job_lane_head ON {schema}.job (lane, queue) WHERE admitted AND lane >= 'o' AND lane < 'p'",
     """
     ALTER TABLE {schema}.dead_letter
         ADD COLUMN unique_key text COLLATE "C",

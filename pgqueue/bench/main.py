@@ -18,6 +18,7 @@ from pgqueue.bench.report import Lines, machine, markdown
 from pgqueue.bench.turns import Run, take_turns
 from pgqueue.bench.values import Case, Comparison, Verdict, compare
 from pgqueue.config import Settings
+from pgqueue.worker.processes import stop_signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ def _end_on_signals() -> None:
     """SIGTERM and SIGHUP unwind the run as Ctrl-C does, so that no server and no worker stays behind."""
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         signal.signal(number, _interrupted)
 
 

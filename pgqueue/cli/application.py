@@ -148,7 +148,9 @@ def _private_url() -> str:
     import platformdirs
 
     from pgqueue.embedded.folder import PORT, Folder
+    from pgqueue.embedded.server import check_platform
 
+    check_platform()
     root = os.environ.get("PGQUEUE_DATA_DIR") or platformdirs.user_data_path("pgqueue") / "postgres"
     sockets = Folder(Path(os.path.realpath(root))).sockets
     return f"postgresql://postgres@/postgres?host={quote(str(sockets))}&port={PORT}"

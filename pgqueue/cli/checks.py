@@ -119,8 +119,9 @@ def _schema(settings: Settings) -> Finding:
         result = migrate.check(str(settings.database_url), settings.schema)
     except PgQueueError as error:
         return Finding(check="schema", level=Level.FAIL, found=sentence(error))
-    levels = {migrate.SchemaState.CURRENT: Level.OK, migrate.SchemaState.DRIFTED: Level.WARN}
-    return Finding(check="schema", level=levels.get(result.state, Level.FAIL), found=result.sentence)
+    usable = result.fits or result.state is migrate.SchemaState.DRIFTED
+    level = Level.OK if result.state is migrate.SchemaState.CURRENT else Level.WARN if usable else Level.FAIL
+    return Finding(check="schema", level=level, found=result.sentence)
 
 
 def _rights(connection: Connection, schema: str) -> Finding:

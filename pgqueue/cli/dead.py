@@ -86,8 +86,10 @@ def retry(
         if count is not None:
             return count
         moved = pq.redrive(**selection)
+        locked = _left(pq, ids or [], set(moved), selection)
     write(f"{len(moved)} dead letter(s) are back in line")
-    return _missing(ids or [], set(moved))
+    _missing(locked, set(), "somebody else is changing them, try again")
+    return max(_missing(ids or [], {*moved, *locked}), int(bool(locked)))
 
 
 @placed
@@ -114,7 +116,8 @@ def purge(
         gone = pq.purge(**selection, older_than=older_than)
     write(f"{gone} dead letter(s) are deleted")
     if ids and gone < len(set(ids)):
-        raise Refused(f"{len(set(ids)) - gone} of these ids are not among the chosen dead letters")
+        left = len(set(ids)) - gone
+        raise Refused(f"{left} of these ids are not among the chosen dead letters, or somebody else is changing them")
     return 0
 
 
@@ -144,10 +147,18 @@ def _ask(
     return None
 
 
-def _missing(wanted: list[int], found: set[int]) -> int:
+def _left(pq: PgQueue, wanted: list[int], moved: set[int], selection: dict[str, Any]) -> list[int]:
+    """What was meant, is there, and was passed by: a transaction of somebody else holds it."""
+    missing = [job_id for job_id in dict.fromkeys(wanted) if job_id not in moved]
+    if not missing:
+        return []
+    return [letter.id for letter in pq.dead_letters(**{**selection, "ids": missing}, limit=len(missing))]
+
+
+def _missing(wanted: list[int], found: set[int], why: str = "no such dead letter") -> int:
     missing = [str(job_id) for job_id in dict.fromkeys(wanted) if job_id not in found]
     if missing:
-        note(f"no such dead letter: {', '.join(missing)}")
+        note(f"{why}: {', '.join(missing)}")
     return int(bool(missing))
 
 

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from pgqueue.worker import platform
+from pgqueue.worker.processes import stop_signals
 
 
 class Signalled(KeyboardInterrupt):
@@ -51,7 +52,8 @@ def demo(
     cut in half, one upload is rolled back, one worker is killed while it works. Exit status 0 says that every job is
     accounted for. In a database of yours, only the schemas pgqueue_demo and avatars_demo are touched.
     """
-    for number in SIGNALS:
+    platform.require_children("the demo, which kills a worker,")
+    for number in stop_signals():
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
     url = database_url or getattr(context.obj, "database_url", None)
@@ -94,5 +96,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _be_deaf() -> None:
-    for number in SIGNALS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)

@@ -69,7 +69,7 @@ def migrate(
         if check:
             found = migrations.check(str(settings.database_url), settings.schema)
             write(found.sentence)
-            return int(found.state is not migrations.SchemaState.CURRENT)
+            return int(not found.fits)
         return _migrate(settings, to, yes)
 
 

@@ -17,7 +17,7 @@ from pgqueue.cli.application import app_name, application
 from pgqueue.cli.errors import UsageMistake, usage
 from pgqueue.cli.options import AppName, Place, placed
 from pgqueue.failure import one_line
-from pgqueue.worker import Worker, WorkerOptions
+from pgqueue.worker import Worker, WorkerOptions, platform
 from pgqueue.worker.processes import LISTENING, STARTED, Line, Parent, Signals, this_program
 
 BRIEF = 1.0
@@ -93,6 +93,9 @@ def worker(
         options = WorkerOptions(queues=_split(queues), grace=grace, poll=poll, drain=drain, name=name, **numbers)
     if not 1 <= processes <= 256:
         raise UsageMistake(f"--processes must be between 1 and 256, not {processes}")
+    if processes > 1:
+        with usage():
+            platform.require_children("--processes")
     chosen = app_name(app)
     signals = Signals()
     signals.install(children=processes > 1)

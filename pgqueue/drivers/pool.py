@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import threading
@@ -23,6 +24,10 @@ UNREADABLE = "the database URL cannot be read: it is neither a postgresql:// URL
 PREPARE_AFTER = 5
 """A statement is prepared once it has run that many times on a connection."""
 WAITED = "none became free or could be opened in {:g} s"
+PROACTOR = (
+    "asynchronous connections do not work in the ProactorEventLoop, which asyncio takes on Windows by itself: "
+    "use asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)"
+)
 TRY_AGAIN = 0.5
 """Seconds between attempts to connect while somebody waits. The pool's own pause doubles up to minutes, and the first to ask
 after a failover would wait for its end."""
@@ -42,21 +47,31 @@ def connect_options(settings: Settings, url: str | None = None) -> dict[str, Any
     Not prepared as long as nobody knows whether a pooler is in between: see `choose_preparing`.
     """
     given = _parameters(url or settings.database_url)
+    name = {} if "fallback_application_name" in given else {"fallback_application_name": APPLICATION}
     ours: dict[str, Any] = {
-        "fallback_application_name": APPLICATION,
+        **name,
+        **liveness(url or settings.database_url),
+        **primary_only(url or settings.database_url),
+    }
+    prepared = PREPARE_AFTER if settings.prepare else None
+    seconds = str(given.get("connect_timeout", ""))
+    timeout = int(seconds) if seconds.isdecimal() and int(seconds) else int(settings.connect_timeout)
+    return {"autocommit": True, "prepare_threshold": prepared, "connect_timeout": max(2, timeout), **ours}
+
+
+def liveness(url: str | None) -> dict[str, int]:
+    """The options by which a connection notices, in half a minute, that the machine at its other end is gone without a word.
+    What the URL says itself is left to it."""
+    given = _parameters(url)
+    ours = {
         "keepalives_idle": 15,
         "keepalives_interval": 5,
         "keepalives_count": 3,
         # Keepalives are not sent while data waits for its acknowledgement: without this, a statement that was on its way to
         # a machine that lost power waits for a quarter of an hour.
         "tcp_user_timeout": 30_000,
-        **primary_only(url or settings.database_url),
     }
-    prepared = PREPARE_AFTER if settings.prepare else None
-    kept = {name: value for name, value in ours.items() if name not in given}
-    seconds = str(given.get("connect_timeout", ""))
-    timeout = int(seconds) if seconds.isdecimal() and int(seconds) else int(settings.connect_timeout)
-    return {"autocommit": True, "prepare_threshold": prepared, "connect_timeout": max(2, timeout), **kept}
+    return {name: value for name, value in ours.items() if name not in given}
 
 
 def primary_only(url: str | None) -> dict[str, str]:
@@ -142,6 +157,8 @@ def describe(url: str | None) -> str:
 def _looks_closed(connection: Any) -> bool:
     # Nothing is ever sent to an idle connection but its end: if the socket can be read, it was closed by the server.
     try:
+        if not hasattr(select, "poll"):  # Windows, where `select` takes any descriptor
+            return bool(select.select([connection.fileno()], [], [], 0)[0])
         poller = select.poll()
         poller.register(connection.fileno(), select.POLLIN | select.POLLHUP)
         return bool(poller.poll(0))
@@ -263,6 +280,12 @@ def _answers(connection: SyncConnection) -> bool:
     return True
 
 
+def is_proactor(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this is the loop that asyncio takes on Windows by itself: psycopg cannot wait for its sockets there."""
+    proactor = getattr(asyncio, "ProactorEventLoop", None)
+    return proactor is not None and isinstance(loop, proactor)
+
+
 class AsyncPool:
     """The same for async callers; bound to the event loop of its first use."""
 
@@ -288,6 +311,8 @@ class AsyncPool:
     async def _opened(self) -> AsyncConnectionPool[AsyncConnection]:
         if self._pool is None or self._pid != os.getpid():
             url = database_url(self.settings)
+            if is_proactor(asyncio.get_running_loop()):
+                raise ConfigurationError(PROACTOR)
             with unavailable(self.settings):
                 await (await psycopg.AsyncConnection.connect(url, **connect_options(self.settings))).close()
             if self._pool is not None and self._pid == os.getpid():

@@ -99,10 +99,7 @@ def start(path: str | os.PathLike[str] | None = None, *, options: Sequence[str] 
     Raises `EmbeddedError` where there are no PostgreSQL programs, the folder cannot be used, or the server does not
     start; and on Windows.
     """
-    if sys.platform == "win32":
-        raise EmbeddedError(
-            "pgqueue cannot start a PostgreSQL of its own on Windows: install PostgreSQL and give pgqueue its URL."
-        )
+    check_platform()
     root = Path(path or os.environ.get("PGQUEUE_DATA_DIR") or platformdirs.user_data_path("pgqueue") / "postgres")
     folder = Folder(Path(os.path.realpath(root)))
     try:
@@ -110,6 +107,15 @@ def start(path: str | os.PathLike[str] | None = None, *, options: Sequence[str] 
     except OSError as error:
         place = f" ({error.filename})" if error.filename else ""
         raise EmbeddedError(f"PostgreSQL cannot be started in {folder.root}: {error.strerror}{place}.") from error
+
+
+def check_platform() -> None:
+    """EmbeddedError where no private PostgreSQL can be had: on Windows, which has no accounts as Unix has them."""
+    if sys.platform == "win32" or not hasattr(os, "geteuid"):
+        raise EmbeddedError(
+            "pgqueue cannot start a PostgreSQL of its own on Windows: install PostgreSQL and give pgqueue its URL "
+            "(PGQUEUE_DATABASE_URL)."
+        )
 
 
 def _start(folder: Folder, options: Sequence[str]) -> Server:

@@ -112,7 +112,7 @@ def prune() -> Op[None]:
     yield Step("worker_prune", {})
 
 
-def schema_version() -> Op[str | None]:
-    """The revision of the schema, as the migrations left it."""
+def schema_version() -> Op[tuple[str | None, str | None]]:
+    """The revision of the schema as the migrations left it, and their note about older workers; for `version.runs_on`."""
     rows = yield Step("schema_version", {})
-    return str(rows[0][0]) if rows else None
+    return (rows[0][0], rows[0][1]) if rows else (None, None)

@@ -99,4 +99,5 @@ SELECT EXISTS (SELECT 1 FROM {schema}.queue WHERE name = %(queue)s::text AND pau
 SELECT pg_notify(%(channel)s::text, 'hello ' || %(worker_id)s::text)
 
 -- name: schema_version
-SELECT version_num FROM {schema}.schema_version
+-- With the comment in which a migration says which older workers still run.
+SELECT version_num, obj_description('{schema}.schema_version'::regclass, 'pg_class') FROM {schema}.schema_version

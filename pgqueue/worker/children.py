@@ -21,6 +21,7 @@ from pgqueue.failure import one_line
 from pgqueue.job import Job
 from pgqueue.outcome import RELEASED, Outcome
 from pgqueue.task import PROCESS
+from pgqueue.worker import platform
 from pgqueue.worker.channel import Message, pack, read_outcome
 from pgqueue.worker.child_process import ChildGone, ChildProcess
 from pgqueue.worker.execution import WORKER_LOST, Runner, heeding, judge, lost, tell_failed
@@ -58,7 +59,8 @@ class ChildRunner(Runner):
         task = self.registry.get(job.task)
         if task is None:
             return False  # a thread records that against the job
-        return task.defaults.isolation == PROCESS or (job.lost > 0 and self.places.get(job.task) is not None)
+        poison = job.lost > 0 and not platform.lacks() and self.places.get(job.task) is not None
+        return task.defaults.isolation == PROCESS or poison
 
     def submit(self, helds: Sequence[Held]) -> None:
         """Hand jobs over."""

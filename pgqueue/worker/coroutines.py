@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from pgqueue.current import CurrentJob, enter
+from pgqueue.drivers.pool import is_proactor
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.worker.execution import Runner, judge, limited, prepare
 from pgqueue.worker.ledger import Held
@@ -27,7 +28,7 @@ class CoroutineRunner(Runner):
         self._waiting: deque[Held] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._ended = False
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="pgqueue-event-loop", daemon=True)
 
     def start(self) -> None:
@@ -126,3 +127,12 @@ class CoroutineRunner(Runner):
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it
             return judge(held, error, prepared=prepared), error
         return COMPLETED, None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The loop that the policy chooses, unless an AsyncPgQueue could not connect in it."""
+    loop = asyncio.new_event_loop()
+    if not is_proactor(loop):
+        return loop
+    loop.close()
+    return asyncio.SelectorEventLoop()

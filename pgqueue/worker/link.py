@@ -8,7 +8,6 @@ connection that does not come about is given up in the same time, but for the tw
 from __future__ import annotations
 
 import math
-import os
 import socket
 import threading
 import time
@@ -78,7 +77,8 @@ class Watchdog:
 
     @staticmethod
     def _cut(descriptor: int) -> None:
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        # Not os.dup, which knows no sockets on Windows. The family does not matter to a shutdown.
+        with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from pgqueue.config import Settings
+from pgqueue.errors import SchemaError
 from pgqueue.events import Bus, EventName
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import worker as worker_ops
+from pgqueue.version import SCHEMA_REVISION, __version__, runs_on
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
@@ -25,9 +27,21 @@ REPAIR_EVERY = 60.0
 ARCHIVE_EVERY = 3600.0
 
 
+def unfit_schema(link: Link) -> str | None:
+    """What is wrong with the revision of the schema, and what to do; None when this version runs on it."""
+    found, note = link.run(worker_ops.schema_version())
+    if runs_on(found, note):
+        return None
+    return (
+        f"schema {link.settings.schema!r} is at revision {found}, this pgqueue {__version__} needs "
+        f"{SCHEMA_REVISION}: run `pgqueue migrate`, or upgrade the package if the schema is the newer one"
+    )
+
+
 class Maintenance(Loop):
     """Rescue and promotion of the worker's queues about once a second, and earlier when a job is due; adoption of orphans,
-    old worker rows and the roll of the archive now and then."""
+    old worker rows and the roll of the archive now and then. A schema on which this version does not run any more ends the
+    worker."""
 
     name: ClassVar[str] = "maintenance"
 
@@ -54,12 +68,14 @@ class Maintenance(Loop):
         self.admit = admit
         self.hearing = hearing
         self._poked = threading.Event()
+        self._schema_at = time.monotonic() + REPAIR_EVERY
         self._repair_at = 0.0
         self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
 
     def turn(self) -> None:
         """Look at every queue, then wait for the next due time or the period, whichever is first."""
         self._poked.clear()
+        self._look_at_the_schema()
         pause = (self.quiet_period if self.hearing() else PERIOD) * random.uniform(0.8, 1.0)
         failure: Exception | None = None
         for queue in self.queues:
@@ -83,9 +99,19 @@ class Maintenance(Loop):
         super().stop()
         self._poked.set()
 
+    def give_up(self) -> None:
+        """After a failure: it may be the schema that has changed."""
+        self._schema_at = 0.0
+
     def finish(self) -> None:
         """Close the connection."""
         self.link.close()
+
+    def _look_at_the_schema(self) -> None:
+        if time.monotonic() >= self._schema_at:
+            if unfit := unfit_schema(self.link):
+                self._fatal(self.name, SchemaError(unfit))
+            self._schema_at = time.monotonic() + REPAIR_EVERY
 
     def _tend(self, queue: str) -> float:
         """Do what is to be done now; returns the seconds until there is more, infinity when nothing is known."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pgqueue.core import Core
 from pgqueue.errors import ConfigurationError
 from pgqueue.task import PROCESS, BaseTask, TaskOptions, import_name
+from pgqueue.worker import platform
 
 importing = False
 """True in a child process while it imports the application, which must not start a worker then."""
@@ -39,6 +40,7 @@ class Places:
         self._known: dict[str, tuple[BaseTask[..., Any], Place | None]] = {}
         for task in app.tasks.values():
             if task.defaults.isolation == PROCESS:
+                platform.require_children(f'task {task.name} with isolation="{PROCESS}"')
                 self.of(task.name)
 
     def get(self, name: str) -> Place | None:

@@ -32,7 +32,7 @@ LOOK = 1.0
 def stop_signals() -> list[signal.Signals]:
     """SIGTERM, SIGINT and SIGHUP, as far as the platform has them. All three mean: stop gracefully."""
     names = ("SIGTERM", "SIGINT", "SIGHUP")
-    return [signal.Signals[name] for name in names if name in signal.Signals.__members__]
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
 class Stopped(SystemExit):
@@ -40,7 +40,8 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """Turns signals into bytes on a pipe, to be waited for together with other descriptors.
+    """Turns signals into bytes on a socket pair, to be waited for together with other sockets. Not on a pipe: Windows cannot
+    wait for one.
 
     Handlers do nothing by themselves. One that set a threading.Event would deadlock when it interrupts the thread that
     holds the lock of that event. While `starting`, a stop signal raises `Stopped` instead.
@@ -48,16 +49,16 @@ class Signals:
 
     def __init__(self) -> None:
         self.starting = True
-        self._reader, self._writer = os.pipe()
-        for descriptor in (self._reader, self._writer):
-            os.set_blocking(descriptor, False)
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
         self._mask = threading.local()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._hold, after_in_parent=self._resume, after_in_child=self._forget)
 
     def install(self, *, children: bool = False) -> None:
         """Take over the stop signals, and SIGCHLD for a parent. A SIGHUP that nohup has switched off stays off."""
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in stop_signals():
             if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._heard)
@@ -67,16 +68,17 @@ class Signals:
     def wake(self) -> None:
         """End the current `wait`, from any thread."""
         with suppress(OSError):
-            os.write(self._writer, b"\0")
+            self._writer.send(b"\0")
 
     def wait(self, seconds: float, others: Iterable[socket.socket] = ()) -> tuple[int, list[socket.socket]]:
         """How many stop signals came, and which of `others` can be read; after `seconds` at the latest."""
         by_descriptor = {other.fileno(): other for other in others}
-        readable, _, _ = select.select([self._reader, *by_descriptor], [], [], max(0.0, seconds))
+        ours = self._reader.fileno()
+        readable, _, _ = select.select([ours, *by_descriptor], [], [], max(0.0, seconds))
         heard = 0
-        if self._reader in readable:
+        if ours in readable:
             with suppress(BlockingIOError):
-                heard = sum(byte in stop_signals() for byte in os.read(self._reader, 4096))
+                heard = sum(byte in stop_signals() for byte in self._reader.recv(4096))
         return heard, [by_descriptor[descriptor] for descriptor in readable if descriptor in by_descriptor]
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
@@ -84,9 +86,9 @@ class Signals:
             raise Stopped(0)
 
     def _noticed(self, number: int, frame: FrameType | None) -> None:
-        """The byte on the pipe is all that is needed."""
+        """The byte on the socket is all that is needed."""
 
-    # A process that a task forks shares the pipe: its own SIGTERM would stop us, and would not end it. So it gets the
+    # A process that a task forks shares the socket pair: its own SIGTERM would stop us, and would not end it. So it gets the
     # usual handlers, and signals wait from before the fork until it has them.
 
     def _hold(self) -> None:

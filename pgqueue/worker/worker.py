@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from pgqueue import log
 from pgqueue.core import Core
 from pgqueue.errors import ConfigurationError, LeaseLost, SchemaError
 from pgqueue.events import EventName
@@ -19,8 +20,8 @@ from pgqueue.job import Job
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.outcome import RELEASED
-from pgqueue.version import SCHEMA_REVISION, __version__
-from pgqueue.worker import places
+from pgqueue.version import __version__
+from pgqueue.worker import places, platform
 from pgqueue.worker.breaker import Breaker
 from pgqueue.worker.children import ChildRunner
 from pgqueue.worker.claimer import Claimer
@@ -32,7 +33,7 @@ from pgqueue.worker.ledger import Held, Ledger, Phase
 from pgqueue.worker.link import Link, Watchdog
 from pgqueue.worker.listener import Ears, Listener
 from pgqueue.worker.loop import Loop
-from pgqueue.worker.maintenance import Maintenance
+from pgqueue.worker.maintenance import Maintenance, unfit_schema
 from pgqueue.worker.options import WorkerOptions
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.threads import ThreadRunner
@@ -87,17 +88,28 @@ class Worker:
             )
         self.watchdog.start()
         self._control = self._link()
-        self._check_schema()
-        self.worker_id = self._control.run(worker_ops.register(self._identity))
+        self._register()
         self._build()
         self._start()
         self.events.emit(
             EventName.WORKER_STARTED, worker=self.worker_id, queues=self.queues, concurrency=self.options.concurrency
         )
+        if missing := platform.lacks():
+            log.say(log.NO_CHILDREN, worker=self.worker_id, missing=missing)
         self.started.set()
         self._stop.wait()
         self._shut_down()
         return self.exit_status
+
+    def _register(self) -> None:
+        try:
+            if unfit := unfit_schema(self._control):
+                raise SchemaError(unfit)
+            self.worker_id = self._control.run(worker_ops.register(self._identity))
+        except BaseException:
+            self._control.close()
+            self.watchdog.stop()
+            raise
 
     def stop(self) -> None:
         """Graceful at the first call, at once at the second."""
@@ -121,14 +133,6 @@ class Worker:
 
     def _link(self, url: str | None = None) -> Link:
         return Link(self.app.settings, self.watchdog, self.options.deadline, url=url)
-
-    def _check_schema(self) -> None:
-        found = self._control.run(worker_ops.schema_version())
-        if found != SCHEMA_REVISION:
-            raise SchemaError(
-                f"schema {self.app.settings.schema!r} is at revision {found}, this pgqueue {__version__} needs "
-                f"{SCHEMA_REVISION}: run `pgqueue migrate`, or upgrade the package if the schema is the newer one"
-            )
 
     def _build(self) -> None:
         app, options, events, fatal = self.app, self.options, self.events, self._fatal

@@ -74,14 +74,14 @@ class Node:
         self.kill()
         self._reserved.close()
 
-    def make(self) -> None:
-        """Its data folder, new."""
+    def make(self, *more: str | Path) -> None:
+        """Its data folder, new; `more` are words for initdb."""
         word = self.place.folder / "word"
         word.write_text(self.place.password)
         word.chmod(0o644)  # the folder is closed to others
         self.place.run(
             "initdb", "--no-sync", "-D", self.data, "-U", "postgres", "-E", "UTF8", "--locale=C",
-            "--auth=scram-sha-256", f"--pwfile={word}",
+            "--auth=scram-sha-256", f"--pwfile={word}", *more,
         )  # fmt: skip
 
     def copy(self, primary: Node) -> None:
@@ -117,6 +117,19 @@ class Node:
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
+
+    def accepts(self) -> bool:
+        """Whether it can be connected to."""
+        with suppress(psycopg.OperationalError):
+            self.execute("SELECT 1")
+            return True
+        return False
+
+    def runs(self) -> bool:
+        """Whether its process is there, be it in recovery."""
+        with suppress(FileNotFoundError, ValueError):
+            return _lives(int((self.data / "postmaster.pid").read_text().split("\n", 1)[0]))
+        return False
 
     def kill(self) -> None:
         """SIGKILL for the server and all of its processes, at once: nothing is written any more, nobody is told."""

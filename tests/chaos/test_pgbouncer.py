@@ -18,6 +18,7 @@ from pgqueue import migrate
 from tests.acceptance.command_line import CommandLine
 from tests.chaos.cluster import Node, single
 from tests.chaos.pgbouncer import Pooler, pooler
+from tests.releases import Release
 from tests.waiting import wait_until
 from tests.workers import running
 
@@ -196,3 +197,12 @@ def test_a_callers_transaction_through_the_pooler_takes_the_job_with_it(node: No
         kept: Any = pq.enqueue("work", queue="q", using=connection)
         connection.commit()
     assert node.execute("SELECT id FROM pgqueue.job", database=name) == [(kept,)]
+
+
+def test_an_index_is_built_beside_the_work_through_the_pooler(
+    pooled: str, name: str, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = Release(tmp_path, monkeypatch).add_index()
+    assert migrate.upgrade(pooled).after == new
+    valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'pgqueue.job_lane'::regclass"
+    assert node.execute(valid, database=name) == [(True,)]

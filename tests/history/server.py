@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import psycopg
 
@@ -24,11 +25,14 @@ PATIENCE = 60.0
 class PrivateServer:
     """The server of the folder, for the time of the block."""
 
+    options: ClassVar[Sequence[str]] = OPTIONS
+    tables: ClassVar[str] = TABLES
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __enter__(self) -> Self:
-        self.server = embedded.start(self.folder, options=OPTIONS)
+        self.server = embedded.start(self.folder, options=self.options)
         return self
 
     def __exit__(
@@ -38,14 +42,14 @@ class PrivateServer:
         self.server.stop()
 
     def new_database(self) -> str:
-        """The URL of a migrated database in which the history will be recorded."""
+        """The URL of a migrated database, with `tables` in it."""
         name = f"history_{uuid.uuid4().hex[:8]}"
         with psycopg.connect(self.server.url, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"'.encode())
         url = self.server.url_for(name)
         migrate.upgrade(url, schema="pgqueue")
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(TABLES.encode())
+            connection.execute(self.tables.encode())
         return url
 
     def stop(self, how: signal.Signals) -> None:
@@ -55,7 +59,7 @@ class PrivateServer:
 
     def start(self) -> None:
         """The same server again, or nothing where it runs; returns when it accepts connections."""
-        embedded.start(self.folder, options=OPTIONS).stop()
+        embedded.start(self.folder, options=self.options).stop()
 
     def accepts(self) -> bool:
         """Whether it can be connected to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,10 @@ class Sample:
     value: float
 
 
-def grown(samples: Sequence[Sample]) -> list[str]:
+def grown(samples: Sequence[Sample], margins: Mapping[str, tuple[float, float]] = MARGINS) -> list[str]:
     """What has grown: a sentence each. The first third is warming up."""
     complaints = []
-    for what, (factor, constant) in MARGINS.items():
+    for what, (factor, constant) in margins.items():
         middle, last = thirds(samples, what)
         if last > middle * factor + constant:
             complaints.append(f"{what} grow: {middle:,.0f} in the middle third of the run, {last:,.0f} in the last")
