@@ -16,12 +16,14 @@ from pgqueue.errors import (
     SchemaError,
     TaskError,
     UnknownQueue,
+    UnknownSchedule,
     UnknownTask,
     UnsupportedConnection,
 )
 from pgqueue.events import Event, EventName
 from pgqueue.job import Job, JobState
 from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
+from pgqueue.ops.schedule import Schedule
 from pgqueue.outcome import DeadLetter, Discard, Retry, Snooze
 from pgqueue.retry import Delays, Exponential, Fixed, Linear
 from pgqueue.version import __version__
@@ -52,11 +54,13 @@ __all__ = [
     "PgQueue",
     "PgQueueError",
     "Retry",
+    "Schedule",
     "SchemaError",
     "Snooze",
     "Task",
     "TaskError",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnknownTask",
     "UnsupportedConnection",
     "__version__",

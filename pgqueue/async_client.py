@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from pgqueue.config import validate_count
-from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
+from pgqueue.core import Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
@@ -26,6 +26,7 @@ from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
+from pgqueue.schedule_methods import AsyncSchedules
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
 
 P = ParamSpec("P")
@@ -58,7 +59,7 @@ class AsyncTask(BaseTask[P, R], Generic[P, R]):
         return AsyncTask(self.app, self.function, self.name, self.defaults.for_call(changes))
 
 
-class AsyncPgQueue(Core):
+class AsyncPgQueue(AsyncSchedules):
     """A queue in the database at `database_url` (or PGQUEUE_DATABASE_URL); see Settings for the other options.
 
     Nothing is connected before the first call that needs it. Belongs to the event loop of its first use.

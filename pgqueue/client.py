@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 import psycopg
 
 from pgqueue.config import validate_count
-from pgqueue.core import Core, Jobs, as_ids, failed, selection, snoozed
+from pgqueue.core import Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import SyncConnection, run, whole
 from pgqueue.drivers.pool import SyncPool
 from pgqueue.drivers.resolve import note_failure, sync_connection
@@ -28,6 +28,7 @@ from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
+from pgqueue.schedule_methods import SyncSchedules
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
 
 P = ParamSpec("P")
@@ -69,7 +70,7 @@ class Task(BaseTask[P, R], Generic[P, R]):
         return Task(self.app, self.function, self.name, self.defaults.for_call(changes))
 
 
-class PgQueue(Core):
+class PgQueue(SyncSchedules):
     """A queue in the database at `database_url` (or PGQUEUE_DATABASE_URL); see Settings for the other options.
 
     Nothing is connected before the first call that needs it. Safe to share between threads, and over a fork.

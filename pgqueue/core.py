@@ -29,6 +29,7 @@ from pgqueue.ops import settle as settle_ops
 from pgqueue.ops.dead_letter import Selection
 from pgqueue.outcome import Outcome, OutcomeKind, decide
 from pgqueue.retry import DEFAULT_POLICY
+from pgqueue.schedule import Definition
 from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Core:
     def __init__(self, database_url: str | None = None, **options: Any) -> None:
         self.settings: Settings = load_settings({"database_url": database_url, **options})
         self.tasks = Registry()
+        self.code_schedules: dict[str, Definition] = {}
         self.events = Bus()
         self._low_water: dict[str, claim_ops.LowWater] = {}
         self._maintained: dict[str, float] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from pgqueue.errors import PgQueueError
@@ -65,6 +66,15 @@ class CurrentJob:
     def headers(self) -> dict[str, Any]:
         """What travels with the job beside its arguments."""
         return self._job.headers
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The tick of the schedule that made this job, in UTC; None for any other job."""
+        text = self._job.headers.get("scheduled_for")
+        try:
+            return datetime.fromisoformat(text) if isinstance(text, str) else None
+        except ValueError:  # a header of the application's own
+            return None
 
     @property
     def cancelled(self) -> bool:

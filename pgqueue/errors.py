@@ -12,6 +12,7 @@
     │   ├── DuplicateTask (ValueError)    two functions want one name
     │   └── ArgumentsDoNotBind (TypeError) the stored arguments do not fit the function's signature
     ├── UnknownQueue (LookupError)        an operator named a queue that holds nothing and never did
+    ├── UnknownSchedule (LookupError)     an operator named a schedule that does not exist
     ├── LeaseLost                         the token is no longer the current one; `.jobs` holds who is concerned
     └── EmbeddedError (RuntimeError)      the private PostgreSQL could not be found, started or reached
 
@@ -82,6 +83,10 @@ class ArgumentsDoNotBind(TaskError, TypeError):
 
 class UnknownQueue(PgQueueError, LookupError):
     """An operator named a queue that holds nothing and has no settings."""
+
+
+class UnknownSchedule(PgQueueError, LookupError):
+    """An operator named a schedule that does not exist."""
 
 
 class LeaseLost(PgQueueError):

@@ -36,6 +36,10 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     ),
     EventName.JOBS_ADOPTED: (_WARNING, "found jobs on queue {queue} that run under no lease, to be rescued: {ids}"),
     EventName.JOBS_PROMOTED: (_DEBUG, "{count} job(s) of queue {queue} became due"),
+    EventName.SCHEDULE_TICKED: (_INFO, "schedule {schedule} ticked: jobs {ids} ({task}) for {tick}, {late} s late"),
+    EventName.SCHEDULE_SKIPPED: (_WARNING, "schedule {schedule} made no job for {count} tick(s): {reason}"),
+    EventName.SCHEDULE_DEFINED: (_INFO, "wrote the schedules {names} as the code has them"),
+    EventName.SCHEDULE_FAILED: (_ERROR, "schedule {schedule} cannot be read here, again in {retry_in} s: {detail}"),
     EventName.TASK_CIRCUIT_OPENED: (
         _WARNING,
         "holding back task {task} of queue {queue}: {failures} attempts in a row failed with {reason}; next in {pause} s",

@@ -52,6 +52,7 @@ class Tables:
     queue: Table
     admission: Table
     lane: Table
+    schedule: Table
 
 
 @cache
@@ -62,7 +63,7 @@ def metadata_for(schema: str = "pgqueue") -> MetaData:
     that rolls the archive nor its partitions.
     """
     metadata = MetaData(schema=validate_schema(schema))
-    for define in (_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane):
+    for define in (_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, _schedule):
         define(metadata)
     return metadata
 
@@ -265,3 +266,36 @@ def _archive(metadata: MetaData) -> None:
 def _queue(metadata: MetaData) -> None:
     key = PrimaryKeyConstraint("name", name="queue_pkey")
     Table("queue", metadata, _name("name"), _time("paused_at", nullable=True), key)
+
+
+def _schedule(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        _name("name"),
+        Column("cron", Text),
+        Column("every", Double),
+        Column("tz", Text, nullable=False, server_default=text("'UTC'")),
+        Column("missed", Text, nullable=False, server_default=text("'once'")),
+        Column("grace", Double, nullable=False, server_default=text("60")),
+        Column("overlap", Boolean, nullable=False, server_default=text("true")),
+        Column("queue", Text(collation="C"), nullable=False, server_default=text("'default'")),
+        *_call(),
+        Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+        Column("max_attempts", Integer, nullable=False, server_default=text("20")),
+        Column("timeout", Double),
+        Column("retry", JSON),
+        Column("headers", JSON),
+        Column("definition", Text),
+        Column("superseded", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+        _time("affirmed_at", nullable=True),
+        Column("version", BigInteger, nullable=False, server_default=text("1")),
+        _time("starts_at", now=True),
+        _time("ticked_to", now=True),
+        Column("next_at", DateTime(timezone=True), server_default=text("clock_timestamp()")),
+        _time("paused_at", nullable=True),
+        _time("last_at", nullable=True),
+        Column("last_job_id", BigInteger),
+        Column("last_queue", Text(collation="C")),
+    ]
+    schedule = Table("schedule", metadata, *columns, PrimaryKeyConstraint("name", name="schedule_pkey"))
+    waiting = schedule.c.next_at.is_not(None) & schedule.c.paused_at.is_(None)
+    Index("schedule_next", schedule.c.next_at, postgresql_where=waiting)

@@ -46,8 +46,8 @@ def enqueue(
     ] = False,
 ) -> int:
     """Enqueue one job and print its id."""
-    positional = _parse("--args", args, list, "list, such as '[42]'")
-    keywords = _parse("--kwargs", kwargs, dict, """object, such as '{"upload_id": 42}'""")
+    positional = parsed("--args", args, list, "list, such as '[42]'")
+    keywords = parsed("--kwargs", kwargs, dict, """object, such as '{"upload_id": 42}'""")
     chosen = {"queue": queue, "priority": priority, "delay": delay, "max_attempts": max_attempts}
     options = {name: value for name, value in chosen.items() if value is not None}
     with usage():
@@ -76,7 +76,8 @@ class _NotJson(ValueError):
     """Python's reader would take it, JSON does not."""
 
 
-def _parse(option: str, text: str, kind: type, expected: str) -> Any:
+def parsed(option: str, text: str, kind: type, expected: str) -> Any:
+    """What the JSON of an option says; UsageMistake unless it is of that kind."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:

@@ -52,6 +52,9 @@ Breaker = Annotated[
 Unfit = Annotated[
     int, typer.Option("--unfit", metavar="N", help="Failures in a row, not shared by others, that end it; 0: never.")
 ]
+Schedules = Annotated[
+    bool, typer.Option("--no-schedules", help="Write no schedules, and make no jobs of theirs; others do.")
+]
 Label = Annotated[str | None, typer.Option("--name", metavar="LABEL", help="A label for `pgqueue workers`.")]
 Level = Annotated[
     LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error, on stderr.")
@@ -78,6 +81,7 @@ def worker(
     drain: Drain = False,
     breaker: Breaker = 20,
     unfit: Unfit = 100,
+    no_schedules: Schedules = False,
     name: Label = None,
     log_level: Level = LogLevel.INFO,
     line: LineDescriptor = None,
@@ -88,7 +92,7 @@ def worker(
     back at once what still runs, with no attempt burned. Nothing is reloaded on SIGHUP.
     """
     numbers: dict[str, Any] = {"concurrency": concurrency, "lease": lease, "heartbeat": heartbeat}
-    numbers |= {"breaker_failures": breaker, "unfit_failures": unfit}
+    numbers |= {"breaker_failures": breaker, "unfit_failures": unfit, "schedules": not no_schedules}
     with usage():
         options = WorkerOptions(queues=_split(queues), grace=grace, poll=poll, drain=drain, name=name, **numbers)
     if not 1 <= processes <= 256:
@@ -224,7 +228,8 @@ def _words(options: WorkerOptions) -> list[str]:
     ):
         if value not in (None, ""):
             words += [option, str(value)]
-    return [*words, "--drain"] if options.drain else words
+    flags = (("--drain", options.drain), ("--no-schedules", not options.schedules))
+    return [*words, *(flag for flag, wanted in flags if wanted)]
 
 
 class _OneLine(logging.Formatter):

@@ -18,6 +18,7 @@ FILES = (
     "settle.sql",
     "rescue.sql",
     "dead_letter.sql",
+    "schedule.sql",
     "worker.sql",
     "status.sql",
     "reader.sql",

@@ -34,7 +34,7 @@ END $do$
 -- transaction, so nobody sees the state between. Revoking a table's rights revokes those of its columns.
 REVOKE ALL ON SCHEMA {schema} FROM {worker}, {producer}, {reader};
 REVOKE ALL ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter, {schema}.archive, {schema}.queue,
-    {schema}.admission, {schema}.lane, {schema}.schema_version FROM {worker}, {producer}, {reader};
+    {schema}.admission, {schema}.lane, {schema}.schedule, {schema}.schema_version FROM {worker}, {producer}, {reader};
 REVOKE ALL ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq FROM {worker}, {producer}, {reader};
 REVOKE ALL ON FUNCTION {schema}.archive_roll(interval) FROM {worker}, {producer}, {reader}
 
@@ -49,7 +49,7 @@ GRANT SELECT ON {schema}.schema_version TO {worker}, {reader};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter TO {worker};
 GRANT INSERT ON {schema}.archive TO {worker};
 GRANT SELECT, INSERT, UPDATE ON {schema}.queue, {schema}.lane TO {worker};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.admission TO {worker};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.admission, {schema}.schedule TO {worker};
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq TO {worker};
 GRANT EXECUTE ON FUNCTION {schema}.archive_roll(interval) TO {worker};
 GRANT INSERT (id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at,
@@ -62,7 +62,10 @@ GRANT SELECT (id, queue, task, priority, position, run_at, attempt, max_attempts
 GRANT SELECT (id, queue, task, priority, attempt, max_attempts, lost, timeout, retry, created_at, died_at,
     unique_key, lane, lane_rank, lane_width, park)
     ON {schema}.dead_letter TO {reader};
-GRANT SELECT (id, queue, task, priority, attempt, lost, state, created_at, finished_at) ON {schema}.archive TO {reader}
+GRANT SELECT (id, queue, task, priority, attempt, lost, state, created_at, finished_at) ON {schema}.archive TO {reader};
+GRANT SELECT (name, cron, every, tz, missed, grace, overlap, queue, task, priority, max_attempts, timeout, retry, definition,
+    superseded, affirmed_at, version, starts_at, ticked_to, next_at, paused_at, last_at, last_job_id, last_queue)
+    ON {schema}.schedule TO {reader}
 
 -- name: payloads_grant
-GRANT SELECT ON {schema}.job, {schema}.dead_letter, {schema}.archive TO {reader}
+GRANT SELECT ON {schema}.job, {schema}.dead_letter, {schema}.archive, {schema}.schedule TO {reader}

@@ -14,6 +14,7 @@ from psycopg import sql
 
 from pgqueue.drivers.execute import SyncConnection
 from pgqueue.events import Bus
+from pgqueue.ops.schedule import NOTICE
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
@@ -22,14 +23,15 @@ PROBE_EVERY = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ears:
-    """What a listener does with what it hears: jobs are ready, due soon, to be cancelled, a lane has changed; or it is our
-    own hello."""
+    """What a listener does with what it hears: jobs are ready, due soon, to be cancelled, a lane has changed, schedules were
+    changed; or it is our own hello."""
 
     ready: Callable[[], None]
     due: Callable[[], None]
     keys: Callable[[str], None]
     cancelled: Callable[[], None]
     say_hello: Callable[[], None]
+    schedules: Callable[[], None]
 
 
 class Listener(Loop):
@@ -62,6 +64,7 @@ class Listener(Loop):
             **{f"due {queue}": ears.due for queue in queues},
             **{f"key {queue}": functools.partial(ears.keys, queue) for queue in queues},
             f"hello {worker_id}": self._heard,
+            NOTICE: ears.schedules,
             **dict.fromkeys(queues, ears.ready),
         }
         self._listening = False
@@ -115,6 +118,7 @@ class Listener(Loop):
         self.ears.say_hello()
         self.ears.ready()
         self.ears.due()
+        self.ears.schedules()
 
     def _execute(self, connection: SyncConnection, statement: sql.SQL | sql.Composed) -> None:
         with self.link.watchdog.watching(connection, self.link.deadline):

@@ -18,7 +18,7 @@ class WorkerOptions:
 
     `breaker_failures`: so many failures in a row, for one reason and within a minute, hold a queue back.
     `unfit_failures`: so many in a row, while other workers complete jobs of the same queues, make the worker leave. 0
-    switches either off.
+    switches either off. `schedules` False: this worker writes no schedules and makes no job of theirs.
     """
 
     queues: tuple[str, ...] | None = None
@@ -31,6 +31,7 @@ class WorkerOptions:
     name: str | None = None
     breaker_failures: int = 20
     unfit_failures: int = 100
+    schedules: bool = True
 
     def __post_init__(self) -> None:
         for queue in self.queues or ():

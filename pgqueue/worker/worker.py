@@ -37,6 +37,7 @@ from pgqueue.worker.maintenance import Maintenance, unfit_schema
 from pgqueue.worker.options import WorkerOptions
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.threads import ThreadRunner
+from pgqueue.worker.ticker import Ticker
 from pgqueue.worker.timeouts import Timeouts
 
 LEAVING = 1.8
@@ -202,12 +203,18 @@ class Worker:
             self._hearing,
             self._fatal,
         )
+        helpers: list[Loop] = [upkeep]
+        ticker: Ticker | None = None
+        if self.options.schedules:
+            control = (self._control, self._control_lock)
+            ticker = Ticker(*control, app, wake=wake, hearing=self._hearing, fatal=self._fatal)
+            helpers.append(ticker)
         if self._control.pooled:
             listens = bool(app.channel and app.settings.listen_url)
             self.events.emit(EventName.WORKER_POOLED, worker=self.worker_id, listens=listens)
         # Through a pooler LISTEN would stay behind, in a session that serves others; listen_url says that it is safe.
         if not app.channel or (self._control.pooled and not app.settings.listen_url):
-            return [upkeep]
+            return helpers
         link, queues = self._link(app.settings.listen_url), frozenset(self.queues)
         ears = Ears(
             ready=wake,
@@ -215,9 +222,10 @@ class Worker:
             keys=self.claimer.admit,
             cancelled=self.heartbeat.ask,
             say_hello=self._say_hello,
+            schedules=(ticker or upkeep).poke,
         )
         self._listener = Listener(link, app.channel, queues, self.worker_id, self.events, ears, self._fatal)
-        return [upkeep, self._listener]
+        return [*helpers, self._listener]
 
     def _hearing(self) -> bool:
         return self._listener is not None and self._listener.hearing

@@ -25,7 +25,7 @@ LEASE = 5.0
 COLOURS = pytest.mark.parametrize("colour", ["plain", "async"])
 CLAIM, SETTLE, ENQUEUE = b"(queue, worker_id, job_ids", b"width_bucket", b'INSERT INTO "pgqueue".job ('
 """What tells these statements from all others."""
-LOOPS = ["claim", "settle", "heartbeat", "maintenance", "listen"]
+LOOPS = ["claim", "settle", "heartbeat", "maintenance", "schedules", "listen"]
 PATIENT = """
     from pgqueue.worker import WorkerOptions
     from shop import pq

@@ -144,6 +144,21 @@ def test_through_the_pooler_a_worker_does_not_listen_and_polls(node: Node, name:
             assert not watched.worker._hearing()
 
 
+def test_schedules_tick_through_the_pooler(node: Node, name: str, pooled: str) -> None:
+    with pgqueue.PgQueue(pooled) as pq:
+        ran = threading.Event()
+        pq.schedule("* * * * * *")(pq.task(name="work", queue="q")(ran.set))
+        with running(pq, poll=0.2) as watched:
+            watched.wait_for(pgqueue.EventName.WORKER_POOLED, listens=False)
+            assert ran.wait(PATIENCE)
+            pq.change_schedule("work", every=1)
+            before = len(watched.seen(pgqueue.EventName.SCHEDULE_TICKED))
+            wait_until(
+                lambda: len(watched.seen(pgqueue.EventName.SCHEDULE_TICKED)) > before + 2, PATIENCE, "it ticks on"
+            )
+            assert not watched.seen(pgqueue.EventName.LOOP_FAILED)
+
+
 def test_with_a_direct_address_to_listen_at_it_hears(node: Node, name: str, pooled: str) -> None:
     with pgqueue.PgQueue(pooled, listen_url=node.url(name)) as pq:
         ran = threading.Event()

@@ -12,6 +12,7 @@ import pytest
 import pgqueue
 from pgqueue import migrate, roles
 from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import schedule as schedule_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.sql import TEXTS
 from pgqueue.sql.rights import rights
@@ -25,6 +26,7 @@ PAYLOADS = {
     "job": {"args", "kwargs", "headers", "errors"},
     "dead_letter": {"args", "kwargs", "headers", "errors", "reason"},
     "archive": {"args", "kwargs", "headers", "errors", "reason"},
+    "schedule": {"args", "kwargs", "headers"},
 }
 ENQUEUED = (
     *("id", "queue", "task", "args", "kwargs", "priority", "position", "run_at"),
@@ -43,6 +45,7 @@ MATRIX: dict[str, dict[str, str]] = {
     "admission": {"worker": EVERYTHING, "reader": "SELECT"},
     "admission_id_seq": {},
     "lane": {"worker": "INSERT SELECT UPDATE", "reader": "SELECT"},
+    "schedule": {"worker": EVERYTHING},
     "schema_version": {"worker": "SELECT", "reader": "SELECT"},
     "job_id_seq": {"worker": "USAGE", "producer": "USAGE"},
     "lease_tie_seq": {"worker": "USAGE"},
@@ -202,6 +205,9 @@ def test_a_worker_runs_jobs_under_its_role(database: str, prefix: str, admin: Ad
         with running(pq, lease=2.0) as watched:
             wait_for_count(admin, 0, "job")
             assert not watched.seen(pgqueue.EventName.LOOP_FAILED)
+            pq.add_schedule("s", "child", every=1, queue="elsewhere")
+            watched.wait_for(pgqueue.EventName.SCHEDULE_TICKED, schedule="s")
+            assert not watched.seen(pgqueue.EventName.LOOP_FAILED)
         assert count(admin, "archive", f"id = {lost} AND lost = 1") == 1
         assert count(admin, "archive", "state = 'completed'") == 3
         assert count(admin, "dead_letter") == 1
@@ -232,6 +238,16 @@ def test_what_a_worker_does_now_and_then_and_what_an_operator_does(database: str
         assert pq.cancel(pq.enqueue("t", queue="q"))
         assert pq.status()[0].queue == "q"
         assert pq.workers() == pq.jobs() == []
+        pq.schedule(every=60)(pq.task(name="nightly", queue="q")(lambda: None))
+        assert pq.run(schedule_ops.define(pq.code_schedules)) == ["nightly"]
+        assert pq.run(schedule_ops.forget()) == []
+        pq.add_schedule("s", "t", every=60)
+        pq.change_schedule("s", every=90)
+        pq.pause_schedule("s")
+        pq.resume_schedule("s")
+        assert pq.run_schedule("s")
+        pq.remove_schedule("s")
+        assert [schedule.name for schedule in pq.schedules()] == ["nightly"]
         assert migrate.check(str(pq.settings.database_url)).state is migrate.SchemaState.CURRENT
 
 
@@ -300,6 +316,7 @@ def test_a_producer_does_nothing_but_enqueue(database: str, prefix: str) -> None
                 "SELECT and UPDATE and DELETE on dead_letter": lambda: pq.purge(),
                 "worker_list needs": pq.workers,
                 "queue_pause needs": lambda: pq.pause("q"),
+                "schedule_add needs": lambda: pq.add_schedule("s", "t", every=60),
                 "permission denied": lambda: pq.claim("q"),
             },
         )
@@ -326,6 +343,7 @@ def test_a_reader_sees_everything_but_payloads(database: str, prefix: str, pq: p
     pq.enqueue("t", ["secret"], queue="q", headers={"token": "secret"})
     pq.fail(pq.claim("q"), pgqueue.DeadLetter("secret"))
     pq.enqueue("t", ["secret"], queue="q", headers={"token": "secret"})
+    pq.add_schedule("s", "t", every=60, args=["secret"], headers={"token": "secret"})
     with acting(database, prefix, "reader") as reader:
         assert reader.status()[0].ready == 1
         assert reader.workers() == []
@@ -333,7 +351,8 @@ def test_a_reader_sees_everything_but_payloads(database: str, prefix: str, pq: p
         assert (job.task, job.args_json, job.hidden) == ("t", None, True)
         assert (letter.task, letter.errors_json, letter.reason, letter.hidden) == ("t", None, "", True)
         assert reader.count_dead_letters() == 1
-        assert "secret" not in repr((job, letter))
+        assert [schedule.name for schedule in reader.schedules()] == ["s"]
+        assert "secret" not in repr((job, letter, reader.schedules()))
         state = migrate.check(str(reader.settings.database_url)).state
         assert state is migrate.SchemaState.CURRENT
         hidden = [f"SELECT {name} FROM pgqueue.{table}" for table, names in PAYLOADS.items() for name in sorted(names)]
@@ -363,6 +382,8 @@ def test_a_reader_changes_nothing(database: str, prefix: str, pq: pgqueue.PgQueu
                 "INSERT on archive": lambda: reader.claim("q"),
                 "queue_pause needs": lambda: reader.pause("q"),
                 "queue_resume needs": lambda: reader.resume("q"),
+                "schedule_add needs": lambda: reader.add_schedule("s", "t", every=60),
+                "schedule_pause needs": lambda: reader.pause_schedule("s"),
                 "dead_redrive needs": reader.redrive,
                 "dead_purge needs": reader.purge,
                 "job_promote needs": lambda: reader.promote("q"),

@@ -24,6 +24,11 @@ async def coroutine(name: str) -> int:
 def other(number: int) -> None: ...
 
 
+@pq.schedule("0 3 * * *", tz="Europe/Berlin")
+@pq.task
+def nightly(days: int = 1) -> None: ...
+
+
 async def check(connection: psycopg.Connection) -> None:
     assert_type(plain(1, note="x"), str)
     assert_type(plain.enqueue(1, note="x"), int)
@@ -35,7 +40,11 @@ async def check(connection: psycopg.Connection) -> None:
     assert_type(await other.enqueue(1), int)
     assert_type(pq.claim("q"), list[pgqueue.Job])
     assert_type(pgqueue.current_job().token, int)
+    assert_type(nightly.enqueue(days=2), int)
+    assert_type(pq.run_schedule("nightly"), int | None)
+    assert_type(await apq.schedules(), list[pgqueue.Schedule])
 
+    nightly.enqueue("one")  # type: ignore[call-overload]
     plain.enqueue("one")  # type: ignore[call-overload]
     plain.enqueue(1, nota="x")  # type: ignore[call-overload]
     plain.enqueue()  # type: ignore[call-overload]

@@ -106,7 +106,7 @@ def test_any_row_is_decoded_or_refused_with_a_decode_error(text: Any) -> None:
 @given(json_texts)
 def test_the_json_of_the_command_line_is_a_value_or_a_mistake_of_usage(text: str) -> None:
     for option, kind in (("--args", list), ("--kwargs", dict)):
-        value, refusal = attempt(partial(enqueue_command._parse, option, text, kind, "thing"), UsageMistake)
+        value, refusal = attempt(partial(enqueue_command.parsed, option, text, kind, "thing"), UsageMistake)
         assert refusal.startswith(option) if refusal else type(value) is kind
         assert "\n" not in sentence(UsageMistake(refusal))
 
