@@ -35,6 +35,8 @@ from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
 T = TypeVar("T")
 Jobs = Job | Iterable[Job]
 MAINTENANCE_PERIOD = 1.0
+ADMISSIONS = 8
+"""In one claim, while they bring nothing."""
 SOON = 5.0
 """Jobs that are due within this many seconds are announced: workers look for due jobs less often than that."""
 
@@ -200,10 +202,11 @@ class Core:
             if len(taken) == limit:
                 break
             try:
-                if own and self._maintenance_due(queue):
+                due = own and self._maintenance_due(queue)
+                if due:
                     yield from rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
                     yield from rescue_ops.promote(queue, channel=None)
-                taken += yield from self._claim_from(queue, limit - len(taken), lease, own)
+                taken += yield from self._claim_from(queue, limit - len(taken), lease, own, due)
             except Exception:
                 if taken and own:
                     break  # what is claimed already is committed: it must reach its caller
@@ -212,18 +215,30 @@ class Core:
             self.events.emit(EventName.JOBS_CLAIMED, ids=[job.id for job in taken])
         return taken
 
-    def _claim_from(self, queue: str, limit: int, lease: float, own: bool) -> Op[list[Job]]:
+    def _claim_from(self, queue: str, limit: int, lease: float, own: bool, due: bool) -> Op[list[Job]]:
         hint = self._hint(queue)
         jobs = yield from claim_ops.claim(queue, limit, lease=lease, low_water=hint, relaxed=own)
-        if len(jobs) < limit and own:
-            # Never in a caller's transaction, which would keep the lanes locked until its end.
-            mark = self._marks.setdefault(queue, admission_ops.AdmissionMark())
-            admitted = yield from admission_ops.admit(queue, mark, room=limit, channel=self.channel)
-            if admitted.jobs:
-                hint.notified()
-                more = limit - len(jobs)
-                jobs += yield from claim_ops.claim(queue, more, lease=lease, low_water=hint, relaxed=own)
+        if own and (len(jobs) < limit or due):
+            # Never in a caller's transaction, which would keep the lanes locked until its end. And once a second although
+            # enough was there, or jobs with keys would wait until there is nothing else.
+            try:
+                admitted = yield from self._admit(queue, limit)
+                if admitted and len(jobs) < limit:
+                    hint.notified()
+                    more = limit - len(jobs)
+                    jobs += yield from claim_ops.claim(queue, more, lease=lease, low_water=hint, relaxed=own)
+            except Exception:
+                if not jobs:
+                    raise  # what is claimed already is committed: it must reach its caller
         return jobs
+
+    def _admit(self, queue: str, room: int) -> Op[int]:
+        mark = self._marks.setdefault(queue, admission_ops.AdmissionMark(share=0))
+        for _ in range(ADMISSIONS):
+            admitted = yield from admission_ops.admit(queue, mark, room=room, channel=self.channel)
+            if admitted.jobs or not admitted.more:
+                break
+        return admitted.jobs
 
     def _hint(self, queue: str) -> claim_ops.LowWater:
         return self._low_water.setdefault(queue, claim_ops.LowWater(share=0))

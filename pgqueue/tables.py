@@ -160,7 +160,7 @@ def _index_lanes(job: Table) -> None:
     unique = job.c.unique_key.is_not(None)
     Index("job_unique", job.c.unique_key, job.c.queue, unique=True, postgresql_where=unique)
     waiting = job.c.lane.is_not(None) & job.c.admitted.is_(None) & job.c.run_at.is_(None)
-    Index("job_lane_waiting", job.c.lane, job.c.queue, job.c.lane_rank, job.c.id, postgresql_where=waiting)
+    Index("job_lane_waiting", job.c.queue, job.c.lane, job.c.lane_rank, job.c.id, postgresql_where=waiting)
     Index("job_lane_admitted", job.c.lane, job.c.queue, postgresql_where=job.c.admitted)
     head = job.c.admitted & (job.c.lane >= literal_column("'o'")) & (job.c.lane < literal_column("'p'"))
     Index("job_lane_head", job.c.lane, job.c.queue, unique=True, postgresql_where=head)
@@ -173,7 +173,7 @@ def _admission(metadata: MetaData) -> None:
         _name("lane"),
         _time("due_at", nullable=True),
     ]
-    Table("admission", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="admission_pkey"))
+    Table("admission", metadata, *columns, PrimaryKeyConstraint("queue", "id", name="admission_pkey"))
 
 
 def _lane(metadata: MetaData) -> None:

@@ -39,14 +39,15 @@ UPGRADE = (
         ADD COLUMN park boolean
     """,
     # One row for every time that a lane may have a free slot or a new job, written by the transaction that made it so:
-    # no commit without its own wake-up. Workers take the rows and admit.
+    # no commit without its own wake-up. Workers take the rows and admit. The queue is first in the key: what lies here for
+    # one that no worker serves must not be read by those of the others.
     """
     CREATE TABLE {schema}.admission (
         id bigint GENERATED ALWAYS AS IDENTITY,
         queue text COLLATE "C" NOT NULL,
         lane text COLLATE "C" NOT NULL,
         due_at timestamptz,
-        CONSTRAINT admission_pkey PRIMARY KEY (id, queue)
+        CONSTRAINT admission_pkey PRIMARY KEY (queue, id)
     ) WITH (
         autovacuum_vacuum_scale_factor = 0.02,
         autovacuum_vacuum_threshold = 500,

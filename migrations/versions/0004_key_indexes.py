@@ -25,7 +25,7 @@ INDEXES = {
         CREATE UNIQUE INDEX {concurrently} job_unique ON {schema}.job (unique_key, queue) WHERE unique_key IS NOT NULL
     """,
     "job_lane_waiting": """
-        CREATE INDEX {concurrently} job_lane_waiting ON {schema}.job (lane, queue, lane_rank, id)
+        CREATE INDEX {concurrently} job_lane_waiting ON {schema}.job (queue, lane, lane_rank, id)
         WHERE lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL
     """,
     "job_lane_admitted": "CREATE INDEX {concurrently} job_lane_admitted ON {schema}.job (lane, queue) WHERE admitted",

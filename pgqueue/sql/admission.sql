@@ -9,32 +9,39 @@ BEGIN ISOLATION LEVEL READ COMMITTED
 -- name: admission_take
 -- after: the last row that was taken: an old snapshot keeps the dead rows before it alive, and reading them again at every turn
 --   would make admission slower and slower. A pass from the start finds what committed late.
+-- The ranges that are always true are explained at job_claim.
+-- tried: one admission of a lane at a time. Who does not get the lock leaves the row where it is and does not wait: the other one
+--   may be a worker that was frozen in the middle, and behind it every worker would stand still. The lock is that of the
+--   transaction: nothing is left behind in the session.
+-- ctid: the rows are locked, so they stay where they are; by their ids, all rows of the queue would be read to find them.
 -- relaxed: what a crash forgets of an admission, its rows in this table included, is done again.
+-- idle_in_transaction_session_timeout, for this transaction: a worker that is frozen now, or cut off, gives its lanes back.
 WITH picked AS MATERIALIZED (
-    SELECT id
+    SELECT ctid AS place, id, lane,
+           hashtextextended(lane, hashtextextended(%(queue)s::text, hashtextextended('{schema}.lane', 0))) AS hash
     FROM {schema}.admission
-    WHERE queue = %(queue)s::text AND id > %(after)s::int8 AND (due_at IS NULL OR due_at <= (SELECT clock_timestamp()))
+    WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+      AND id > %(after)s::int8 AND (due_at IS NULL OR due_at <= (SELECT clock_timestamp()))
     ORDER BY id
     LIMIT %(limit)s::int8
     FOR UPDATE SKIP LOCKED
+), tried AS MATERIALIZED (
+    SELECT hash, pg_try_advisory_xact_lock(hash) AS ours FROM (SELECT DISTINCT hash FROM picked) AS hashes
 ), gone AS (
     DELETE FROM {schema}.admission
-    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM picked))
-    RETURNING id, lane
+    WHERE queue = %(queue)s::text AND ctid = ANY (ARRAY(SELECT place FROM picked JOIN tried USING (hash) WHERE ours))
 )
-SELECT array_agg(DISTINCT lane), max(id), count(*), set_config('synchronous_commit', 'off', true) FROM gone
-
--- name: lane_lock
--- One admission of a lane at a time, and in one order, so that two workers with some lanes in common do not wait for each other in
--- a circle. The lock is that of the transaction: nothing is left behind in the session.
-SELECT pg_advisory_xact_lock(hash)
-FROM (SELECT DISTINCT hashtextextended(lane, hashtextextended(%(queue)s::text, hashtextextended('{schema}.lane', 0))) AS hash
-      FROM unnest(%(lanes)b::text[]) AS given(lane)
-      ORDER BY 1) AS sorted
+SELECT array_agg(DISTINCT lane) FILTER (WHERE ours), max(id), count(*), count(*) FILTER (WHERE NOT ours),
+       set_config('synchronous_commit', 'off', true), set_config('idle_in_transaction_session_timeout', '5s', true)
+FROM picked JOIN tried USING (hash)
 
 -- name: lane_admit
 -- A statement of its own, after the lock: its snapshot sees every admission that held the lock before.
 -- taken: counted from the rows, so that a slot cannot leak.
+-- free: of an ordering key there is one, whatever a row written by hand says: a second one would break the unique index, and fail
+--   the admission of all other lanes with it. No width of a job closes its lane for ever; that of an operator does.
+-- most: so many of one lane at a time. A wide lane with all of its jobs at once may take longer than a worker waits for an
+--   answer, and would be begun again and again.
 -- locked: what somebody else holds in an open transaction (a cancellation) is left alone, and looked at again in a second;
 --   nothing overtakes it in its lane meanwhile, since it is not replaced by the next one.
 WITH room AS MATERIALIZED (
@@ -43,8 +50,10 @@ WITH room AS MATERIALIZED (
     FROM unnest(%(lanes)b::text[]) AS given(lane)
     LEFT JOIN {schema}.lane AS l ON l.lane = given.lane AND l.queue = %(queue)s::text
     WHERE l.parked_at IS NULL
-), wanted AS MATERIALIZED (
-    SELECT room.lane, next.id, next.number
+), open AS MATERIALIZED (
+    SELECT room.lane,
+           CASE WHEN room.lane >= 'o' AND room.lane < 'p' THEN 1
+                ELSE coalesce(room.width, greatest(head.lane_width, 1)) END - room.taken AS free
     FROM room
     CROSS JOIN LATERAL (
         SELECT first.lane_width
@@ -53,12 +62,15 @@ WITH room AS MATERIALIZED (
         ORDER BY first.lane_rank, first.id
         LIMIT 1
     ) AS head
+), wanted AS MATERIALIZED (
+    SELECT open.lane, open.free, next.id, next.number
+    FROM open
     CROSS JOIN LATERAL (
         SELECT j.id, row_number() OVER (ORDER BY j.lane_rank, j.id) AS number
         FROM {schema}.job AS j
-        WHERE j.lane = room.lane AND j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL
+        WHERE j.lane = open.lane AND j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL
         ORDER BY j.lane_rank, j.id
-        LIMIT greatest(0, coalesce(room.width, head.lane_width, 1) - room.taken)
+        LIMIT greatest(0, least(open.free, %(most)s::int8))
     ) AS next
 ), locked AS MATERIALIZED (
     SELECT id
@@ -80,8 +92,12 @@ WITH room AS MATERIALIZED (
     SELECT DISTINCT %(queue)s::text, lane, clock_timestamp() + interval '1 second'
     FROM wanted
     WHERE id <> ALL (ARRAY(SELECT id FROM locked))
+    UNION ALL
+    SELECT %(queue)s::text, lane, NULL FROM wanted WHERE number = %(most)s::int8 AND free > number
+    RETURNING due_at
 )
-SELECT count(*), CASE WHEN count(*) > %(room)s::int8 AND %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
+SELECT count(*), EXISTS (SELECT 1 FROM again WHERE due_at IS NULL),
+       CASE WHEN count(*) > %(room)s::int8 AND %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
 FROM moved
 
 -- name: admission_commit
@@ -92,11 +108,11 @@ COMMIT
 -- lane along the index.
 WITH RECURSIVE waiting AS (
     (SELECT lane FROM {schema}.job
-     WHERE lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL AND lane > %(after)s::text
+     WHERE queue = %(queue)s::text AND lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL AND lane >= %(begin)s::text
      ORDER BY lane LIMIT 1)
     UNION ALL
     SELECT (SELECT j.lane FROM {schema}.job AS j
-            WHERE j.lane IS NOT NULL AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > waiting.lane
+            WHERE j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > waiting.lane
             ORDER BY j.lane LIMIT 1)
     FROM waiting WHERE waiting.lane IS NOT NULL
 ), looked_at AS MATERIALIZED (
@@ -106,9 +122,8 @@ WITH RECURSIVE waiting AS (
     FROM looked_at
     LEFT JOIN {schema}.lane AS l ON l.lane = looked_at.lane AND l.queue = %(queue)s::text
     WHERE l.parked_at IS NULL
-      AND EXISTS (SELECT 1 FROM {schema}.job AS j WHERE j.lane = looked_at.lane AND j.queue = %(queue)s::text
-                    AND j.admitted IS NULL AND j.run_at IS NULL)
-      AND NOT EXISTS (SELECT 1 FROM {schema}.job AS j WHERE j.lane = looked_at.lane AND j.queue = %(queue)s::text AND j.admitted)
+      AND (SELECT j.id FROM {schema}.job AS j
+           WHERE j.lane = looked_at.lane AND j.queue = %(queue)s::text AND j.admitted LIMIT 1) IS NULL
 ), again AS (
     INSERT INTO {schema}.admission (queue, lane) SELECT %(queue)s::text, lane FROM stalled
 )
@@ -118,16 +133,18 @@ SELECT max(lane), count(*), (SELECT count(*) FROM stalled) FROM looked_at
 -- Lanes of which something was said, and those with jobs, with how many are admitted and how many wait; each count stops at
 -- `most`.
 WITH RECURSIVE known AS (
-    (SELECT lane FROM {schema}.job WHERE lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL ORDER BY lane LIMIT 1)
+    (SELECT lane FROM {schema}.job
+     WHERE queue = %(queue)s::text AND lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL
+     ORDER BY lane LIMIT 1)
     UNION ALL
     SELECT (SELECT j.lane FROM {schema}.job AS j
-            WHERE j.lane IS NOT NULL AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > known.lane
+            WHERE j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > known.lane
             ORDER BY j.lane LIMIT 1)
     FROM known WHERE known.lane IS NOT NULL
 ), named AS (
     SELECT lane FROM (SELECT lane FROM known WHERE lane IS NOT NULL LIMIT %(limit)s::int8) AS those
     UNION
-    SELECT lane FROM {schema}.lane WHERE queue = %(queue)s::text
+    SELECT lane FROM {schema}.lane WHERE queue = %(queue)s::text AND (width IS NOT NULL OR parked_at IS NOT NULL)
 )
 SELECT named.lane, l.width, l.parked_at, l.parked_by,
        (SELECT count(*) FROM {schema}.job AS j WHERE j.lane = named.lane AND j.queue = %(queue)s::text AND j.admitted),
@@ -150,7 +167,7 @@ WITH said AS (
 SELECT CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, 'key ' || %(queue)s::text) END
 
 -- name: lane_resume
--- An operator has decided: the lane goes on. The row goes, unless it also says a width.
+-- An operator has decided: the lane goes on. The row stays; a lane may be parked again.
 WITH resumed AS (
     UPDATE {schema}.lane SET parked_at = NULL, parked_by = NULL
     WHERE lane = %(lane)s::text AND queue = %(queue)s::text AND parked_at IS NOT NULL

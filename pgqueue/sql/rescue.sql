@@ -4,6 +4,7 @@
 -- SKIP LOCKED, on leases and on jobs: a rescue never waits. A lease that is being extended, or a job that somebody settles in
 --   an open transaction, is left for the next round; waiting for it would stop the rescue of all the others.
 -- least(): a row written by hand may hold the largest number there is, and must not fail the round of all the others.
+-- DISTINCT ON: as in job_bury.
 -- freed: a lease row goes only with the last of its jobs, so leases of earlier rounds may be left over.
 -- after, seen: where the last round ended, and the leases of that very moment. Naming all that were looked at made the rounds
 --   past ten thousand leases of locked jobs take 38 s instead of a third of one. The time travels as text: minus infinity, written by hand,
@@ -50,7 +51,8 @@ WITH expired AS MATERIALIZED (
     WHERE NOT cancel_requested
 ), parked AS (
     INSERT INTO {schema}.lane (lane, queue, parked_at, parked_by)
-    SELECT lane, queue, clock_timestamp(), id FROM gone WHERE park AND lane IS NOT NULL AND NOT cancel_requested
+    SELECT DISTINCT ON (lane, queue) lane, queue, clock_timestamp(), id FROM gone WHERE park AND lane IS NOT NULL AND NOT cancel_requested
+    ORDER BY lane, queue, id
     ON CONFLICT (lane, queue) DO UPDATE SET parked_at = excluded.parked_at, parked_by = excluded.parked_by
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
@@ -129,7 +131,7 @@ FROM moved
 
 -- name: queue_agenda
 -- Seconds until the next lease ends, until the next job is due and until a lane is to be looked at (0 or less: now). One cheap look instead of three statements
--- that find nothing. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
+-- that find nothing. first: a million rows of lanes that nobody has looked at yet are not read for it. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
 -- from minus infinity.
 SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
         FROM {schema}.lease
@@ -142,11 +144,10 @@ SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
           AND run_at IS NOT NULL AND run_at < 'infinity'
         ORDER BY run_at
         LIMIT 1),
-       (SELECT extract(epoch FROM coalesce(due_at, 'epoch') - clock_timestamp())::float8
-        FROM {schema}.admission
-        WHERE queue = %(queue)s::text
-        ORDER BY due_at NULLS FIRST
-        LIMIT 1)
+       (SELECT extract(epoch FROM min(coalesce(due_at, 'epoch')) - clock_timestamp())::float8
+        FROM (SELECT due_at FROM {schema}.admission
+              WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+              ORDER BY id LIMIT 100) AS first)
 
 -- name: archive_roll
 SELECT {schema}.archive_roll(%(keep)s::float8 * interval '1 second')

@@ -121,7 +121,8 @@ FROM (SELECT id, freed FROM back UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_bury
 -- Into the dead letters, with the reason and the last error; cancelled jobs into the archive, as in job_retry.
--- parked: the lane stops until an operator decides, if its jobs were enqueued so.
+-- parked: the lane stops until an operator decides, if its jobs were enqueued so. DISTINCT ON: two jobs of one lane in one call,
+--   which only a hand can bring about, must not fail the settles of all others.
 WITH locked AS MATERIALIZED (
     SELECT id, cancel_requested
     FROM {schema}.job
@@ -160,7 +161,8 @@ WITH locked AS MATERIALIZED (
     FROM buried
 ), parked AS (
     INSERT INTO {schema}.lane (lane, queue, parked_at, parked_by)
-    SELECT lane, queue, clock_timestamp(), id FROM buried WHERE park AND lane IS NOT NULL
+    SELECT DISTINCT ON (lane, queue) lane, queue, clock_timestamp(), id FROM buried WHERE park AND lane IS NOT NULL
+    ORDER BY lane, queue, id
     ON CONFLICT (lane, queue) DO UPDATE SET parked_at = excluded.parked_at, parked_by = excluded.parked_by
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane)

@@ -119,14 +119,19 @@ class Claimer(Loop):
         room = self._room()
         taken = 0
         more = False
+        failure: Exception | None = None
         for queue in self.queues:
-            if queue in self._to_admit and not self.stopping.is_set():
+            try:
                 more = self._admit(queue, room - taken) or more
+            except Exception as error:  # noqa: BLE001 - jobs without keys must not wait for it; raised below
+                failure = failure or error
             if taken < room and not self.stopping.is_set():
                 asked = min(room - taken, self._most)
                 got = self._claim(queue, asked)
                 taken += got
                 more = more or 0 < got == asked
+        if failure is not None:
+            raise failure
         if self.stopping.is_set() or (more and self._room() > 0):
             return
         if self.options.drain and not taken and room > 0 and not len(self.ledger) and self._all_drained():
@@ -135,9 +140,12 @@ class Claimer(Loop):
 
     def _admit(self, queue: str, room: int) -> bool:
         """Whether there is more to admit."""
+        mark = self._marks[queue]
+        if self.stopping.is_set() or (queue not in self._to_admit and mark.owed_in() != 0):
+            return False
         self._to_admit.discard(queue)  # before the look: what changes during it is looked at anew
         try:
-            admitted = self.link.run(admission_ops.admit(queue, self._marks[queue], room=room, channel=self.channel))
+            admitted = self.link.run(admission_ops.admit(queue, mark, room=room, channel=self.channel))
         except BaseException:
             self._to_admit.add(queue)
             raise
@@ -157,7 +165,8 @@ class Claimer(Loop):
         pause = (DRAIN_POLL if self.options.drain else self.options.poll) * random.uniform(0.8, 1.2)
         if self.hearing() and not self.options.drain:
             pause *= HEARING
-        owed = [seconds for hint in self._hints.values() if (seconds := hint.owed_in()) is not None]
+        looks = [hint.owed_in() for hint in self._hints.values()] + [mark.owed_in() for mark in self._marks.values()]
+        owed = [seconds for seconds in looks if seconds is not None]
         if room > 0 and owed:
             pause = min(pause, max(0.001, min(owed)))
         if (probe_in := self.breaker.due_in()) is not None:

@@ -70,6 +70,7 @@ class Maintenance(Loop):
         self._poked = threading.Event()
         self._schema_at = time.monotonic() + REPAIR_EVERY
         self._repair_at = 0.0
+        self._repair_from: dict[str, str] = {}
         self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
 
     def turn(self) -> None:
@@ -143,10 +144,11 @@ class Maintenance(Loop):
 
     def _now_and_then(self) -> None:
         now = time.monotonic()
+        self._repair_lanes()
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_EVERY * random.uniform(0.8, 1.2)
             for queue in self.queues:
-                self.link.run(admission_ops.repair(queue))
+                self._repair_from.setdefault(queue, "")
                 adopted = self.link.run(rescue_ops.adopt(queue))
                 if adopted:
                     self.events.emit(EventName.JOBS_ADOPTED, queue=queue, ids=adopted)
@@ -154,3 +156,12 @@ class Maintenance(Loop):
         if now >= self._roll_at:
             self._roll_at = now + ARCHIVE_EVERY * random.uniform(0.8, 1.2)
             self.link.run(rescue_ops.roll_archive(self.settings.archive_days))
+
+    def _repair_lanes(self) -> None:
+        # A part per turn: there may be a million lanes, and lost jobs must not wait for the end of the walk.
+        for queue, begin in list(self._repair_from.items()):
+            part = self.link.run(admission_ops.repair_part(queue, begin))
+            if part.next is None:
+                del self._repair_from[queue]
+            else:
+                self._repair_from[queue] = part.next

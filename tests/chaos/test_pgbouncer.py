@@ -123,6 +123,36 @@ def test_twenty_thousand_jobs_in_one_bulk_are_stored_whole_or_not_at_all(node: N
         assert stored(node, name, "archive") == 20_000
 
 
+@pytest.mark.slow
+def test_jobs_with_keys_keep_their_order_and_limit_through_the_pooler(node: Node, name: str, pooled: str) -> None:
+    lock = threading.Lock()
+    inside: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    order: dict[str, list[int]] = {}
+
+    def work(key: str, number: int) -> None:
+        with lock:
+            inside[key] += 1
+            most[key] = max(most[key], inside[key])
+            order.setdefault(key, []).append(number)
+        threading.Event().wait(0.002)
+        with lock:
+            inside[key] -= 1
+
+    with pgqueue.PgQueue(pooled) as pq, ExitStack() as stack:
+        pq.task(name="work", queue="q")(work)
+        fleet = [stack.enter_context(running(pq, queues=("q",), concurrency=4, poll=0.2)) for _ in range(3)]
+        for number in range(100):
+            pq.enqueue("work", [f"line {number % 5}", number], queue="q", ordering_key=f"line {number % 5}")
+            pq.enqueue("work", ["limit", number], queue="q", concurrency_key="limit", concurrency_limit=2)
+        wait_until(lambda: stored(node, name, "archive") == 200, PATIENCE, "all are done")
+        assert [watched.seen(pgqueue.EventName.LOOP_FAILED) for watched in fleet] == [[], [], []]
+    assert most.pop("limit") <= 2
+    assert set(most.values()) == {1}
+    del order["limit"]
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
 async def test_an_async_client_uses_one_pool_with_the_others(node: Node, name: str, pooled: str) -> None:
     async with pgqueue.AsyncPgQueue(pooled) as pq:
         for number in range(30):

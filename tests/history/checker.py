@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from tests.history.lane_record import LaneEvent
 from tests.history.record import Event, Intent, Leases
 
 EXCUSED = ("RecordLost", "RuntimeError")
@@ -27,6 +28,10 @@ class Rule(enum.StrEnum):
     RUNS_GRANTED = "every run belongs to a claim, and a claim is run once"
     ATTEMPTS = "attempts are counted, and never more than the maximum"
     ASKED = "only what somebody asked to cancel is cancelled"
+    ONE_AT_A_TIME = "of one ordering key one job holds the slot, and its owners follow one another"
+    IN_ORDER = "a job of an ordering key is admitted only when no older one that was visible is live"
+    WITHIN_LIMIT = "a concurrency key never has more admitted jobs than its limit"
+    PARKED = "a lane is parked by a dead letter of its own, and goes on when somebody has decided"
     LIVES_ON = "every part of every worker works again when the faults have ended"
 
 
@@ -40,17 +45,19 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken promise, with the history of the job that shows it (None: of no single job)."""
+    """A broken promise, with the history of the job, or of the lane, that shows it (None: of no single one)."""
 
     rule: Rule
     detail: str
     job_id: int | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[Event | LaneEvent, ...] = ()
+    lane: str | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.rule.name}: {self.detail} (the rule: {self.rule})"]
-        if self.job_id is not None:
-            lines += [f"  history of job {self.job_id}:", *(f"    {event}" for event in self.events)]
+        if self.job_id is not None or self.lane is not None:
+            whose = f"job {self.job_id}" if self.lane is None else f"lane {self.lane!r}"
+            lines += [f"  history of {whose}:", *(f"    {event}" for event in self.events)]
         return "\n".join(lines)
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 
+import pgqueue
 from tests.history.app import TASKS
 from tests.history.checker import Rule, Verdict, Violation
 from tests.history.fleet import Fleet, Post
+from tests.history.nemesis import AWAY, unpark
 from tests.history.producers import KEYS
 from tests.history.server import rows
 
 ALONE = ("quick", "sleepy", "later", "flaky", "long")
-"""What needs each loop of a worker: claim and settle; promotion; the event loop; retries; heartbeats, beyond a lease."""
+"""What needs each loop of a worker: claim and settle; promotion; the event loop; retries; heartbeats, beyond a lease. All of
+it twice: each by itself, and one after the other in the order of one key."""
 ALONE_SECONDS = 40.0
 """An upper bound for a very busy machine; an idle one needs four."""
 
@@ -33,13 +36,17 @@ class Liveness:
         self._keys = itertools.count(KEYS * 900)
 
     def drained(self, seconds: float) -> list[Violation]:
-        """Nothing is live within so many seconds."""
+        """Nothing is live within so many seconds; an operator lets go on what is parked."""
         end = time.monotonic() + seconds
-        while (live := rows(self.url, "SELECT count(*) FROM pgqueue.job")) != [(0,)]:
-            if time.monotonic() > end:
-                logs = "\n".join(post.tail() for post in self.fleet.posts)
-                return [Violation(Rule.LIVES_ON, f"{live} jobs are live {seconds:g} s after the last fault:\n{logs}")]
-            time.sleep(0.1)
+        with pgqueue.PgQueue(self.url) as operator:
+            while (live := rows(self.url, "SELECT count(*) FROM pgqueue.job")) != [(0,)]:
+                if time.monotonic() > end:
+                    logs = "\n".join(post.tail() for post in self.fleet.posts)
+                    detail = f"{live} jobs are live {seconds:g} s after the last fault:\n{logs}"
+                    return [Violation(Rule.LIVES_ON, detail)]
+                with suppress(*AWAY):
+                    unpark(operator, self.url)
+                time.sleep(0.1)
         return []
 
     def fresh(self, seconds: float) -> list[Violation]:
@@ -60,22 +67,22 @@ class Liveness:
     def alone(self, post: Post) -> list[Violation]:
         """This worker does every kind of work while all others stand still."""
         with self._frozen([other for other in self.fleet.posts if other is not post]):
-            ids = self._enqueue(list(ALONE))
+            ids = self._enqueue(list(ALONE)) + self._enqueue(list(ALONE), ordering_key="alone")
             if self._done(ids, ALONE_SECONDS):
                 return []
             left = rows(self.url, "SELECT id, task, attempt FROM pgqueue.job WHERE id = ANY (%s)", ids)
             detail = f"worker {post.number} alone leaves (id, task, attempt) {left} undone:\n{post.tail()}"
             return [Violation(Rule.LIVES_ON, detail)]
 
-    def _enqueue(self, kinds: list[str]) -> list[int]:
+    def _enqueue(self, kinds: list[str], **options: Any) -> list[int]:
         with psycopg.connect(self.url) as connection:
-            made = [self._one(connection, kind) for kind in kinds]
+            made = [self._one(connection, kind, options) for kind in kinds]
         self.verdicts.update({key: Verdict.COMMITTED for key, _ in made})
         return [job_id for _, job_id in made]
 
-    def _one(self, connection: psycopg.Connection[Any], kind: str) -> tuple[int, int]:
+    def _one(self, connection: psycopg.Connection[Any], kind: str, options: Mapping[str, Any]) -> tuple[int, int]:
         key = next(self._keys)
-        job_id = TASKS[kind].enqueue(key, using=connection)
+        job_id = TASKS[kind].options(**options).enqueue(key, using=connection)
         connection.execute("INSERT INTO history.intent (key, job_id, kind) VALUES (%s, %s, %s)", [key, job_id, kind])
         return key, job_id
 

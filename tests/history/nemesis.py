@@ -19,7 +19,9 @@ import psycopg
 import pgqueue
 from pgqueue.errors import PgQueueError
 from tests.chaos.proxy import Proxy
+from tests.history.app import QUEUE
 from tests.history.fleet import LEAVING, Fleet, Post
+from tests.history.lane_record import UNPARKING
 from tests.history.record import ASKED
 from tests.history.server import PrivateServer, rows
 from tests.waiting import wait_until
@@ -28,7 +30,7 @@ AWAY = (psycopg.Error, PgQueueError)
 SECONDS = {
     "kill": 1.0, "freeze": 3.5, "leave": 3.0, "terminate": 0.5, "restart": 3.0, "crash": 3.0, "lose a backend": 2.0,
     "stall": 3.5, "cut to the server": 3.0, "cut to the client": 3.0, "drop": 0.5, "lose replies": 2.0, "refuse": 2.0,
-    "fill": 2.0, "cancel": 0.3, "redrive": 0.3, "skew": 1.0, "stall producers": 1.0,
+    "fill": 2.0, "cancel": 0.3, "redrive": 0.3, "unpark": 0.3, "skew": 1.0, "stall producers": 1.0,
 }  # fmt: skip
 """How long each strike takes, about."""
 
@@ -137,6 +139,7 @@ class Nemesis(threading.Thread):
             "fill": self._fill,
             "cancel": self._cancel,
             "redrive": self._redrive,
+            "unpark": self._unpark,
             "skew": self._skew,
             "stall producers": self._stall_producers,
         }
@@ -261,3 +264,14 @@ class Nemesis(threading.Thread):
     def _redrive(self, seconds: float) -> None:
         with suppress(*AWAY):
             self.operator.redrive(limit=20)
+
+    def _unpark(self, seconds: float) -> None:
+        with suppress(*AWAY):
+            unpark(self.operator, self.url)
+
+
+def unpark(operator: pgqueue.PgQueue, url: str) -> None:
+    """Let every parked key go on, without what has parked it."""
+    for lane in operator.lanes(QUEUE, limit=1000):
+        if lane.parked_at is not None and rows(url, UNPARKING, f"o{lane.key}") is not None:
+            operator.unpark(QUEUE, lane.key)

@@ -3,10 +3,13 @@ statements' texts are changed in the process that imports the test's application
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
+
+import psycopg
 
 import pgqueue.sql
 from pgqueue.ops import settle as settle_ops
@@ -78,10 +81,32 @@ def _dead_loop() -> None:
     Maintenance.turn = idle  # type: ignore[method-assign]
 
 
+def _admission_without_the_lock() -> None:
+    """Two workers may be at one lane at once. An admission takes a moment here, as on a busier machine."""
+    _change("admission_take", (r"pg_try_advisory_xact_lock\(hash\) AS ours", "true AS ours"))
+    nap = "FROM unnest(%(lanes)b::text[]) AS given(lane) CROSS JOIN (SELECT pg_sleep(0.3)) AS nap"
+    _change("lane_admit", (r"FROM unnest\(%\(lanes\)b::text\[\]\) AS given\(lane\)", nap))
+
+
+def _settle_without_admission() -> None:
+    """A completion does not say that its lane has a free slot."""
+    _change("job_complete", (r"FROM gone WHERE lane IS NOT NULL", "FROM gone WHERE false"))
+
+
+def _retries_hold_no_slot() -> None:
+    """An admission counts only those in line or in work; and the index that would refuse the second one is gone."""
+    _change("lane_admit", (r"AND a\.admitted\)", "AND a.admitted AND a.run_at IS NULL)"))
+    with psycopg.connect(os.environ["HISTORY_URL"], autocommit=True) as connection:
+        connection.execute("DROP INDEX IF EXISTS pgqueue.job_lane_head")
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "settle without the token": _without_the_token,
     "acknowledged before run": _acknowledged_before_run,
     "rescue without the maximum": _rescue_without_maximum,
     "deleted instead of retried": _deleted_instead_of_retried,
     "dead loop": _dead_loop,
+    "admission without the lock": _admission_without_the_lock,
+    "settle without an admission row": _settle_without_admission,
+    "retries hold no slot": _retries_hold_no_slot,
 }

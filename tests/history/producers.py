@@ -20,18 +20,23 @@ MOST = {"flaky": 4, "hopeless": 4}
 is down; it would say nothing of whether everything drains."""
 KEYS = 1_000_000_000
 """Keys of one producer."""
+ORDERED, LIMITED = 12, 4
+"""How many ordering keys, of which every second one parks, and how many concurrency keys there are, for all producers."""
+MOST_KEYED = 8
+"""In one bulk with a key: what waits in one line should not be all that is left at the end."""
 LOST = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable)
 
 
 class Producer(threading.Thread):
     """One connection to `url`, at `rate` jobs a second until stopped. What it was told stands in `verdicts`, by key."""
 
-    def __init__(self, number: int, url: str, seed: int, rate: float, weights: Mapping[str, int]) -> None:
+    def __init__(self, number: int, url: str, seed: int, rate: float, weights: Mapping[str, int], keyed: float) -> None:
         super().__init__(name=f"producer {number}", daemon=True)
         self.url = url
         self.random = random.Random(f"producer {number} of {seed}")
         self.rate = rate
         self.weights = weights
+        self.keyed = keyed
         self.verdicts: dict[int, Verdict] = {}
         self.waiting = threading.Event()
         self.stopping = threading.Event()
@@ -56,14 +61,18 @@ class Producer(threading.Thread):
     def _business(self) -> int:
         """One business transaction; how many jobs it wanted."""
         kind = self.random.choices(list(self.weights), list(self.weights.values()))[0]
-        number = 1 if self.random.random() < 0.7 else self.random.randint(2, MOST.get(kind, 40))
+        options = self._options()
+        if options.get("on_dead") == "park" and "hopeless" in self.weights and self.random.random() < 0.25:
+            kind = "hopeless"
+        most = min(MOST.get(kind, 40), MOST_KEYED if options else 40)
+        number = 1 if self.random.random() < 0.7 else self.random.randint(2, most)
         give_up = self.random.random() < 0.1
         keys = range(self._key + 1, self._key + number + 1)
         self._key += number
         self.verdicts.update(dict.fromkeys(keys, Verdict.ROLLED_BACK))
         try:
             connection = self._open()
-            self._write(connection, kind, keys)
+            self._write(connection, kind, keys, options)
             if give_up:
                 connection.rollback()
                 return number
@@ -77,8 +86,20 @@ class Producer(threading.Thread):
             self.verdicts.update(dict.fromkeys(keys, Verdict.COMMITTED))
         return number
 
-    def _write(self, connection: psycopg.Connection[Any], kind: str, keys: range) -> None:
-        task = TASKS[kind]
+    def _options(self) -> dict[str, Any]:
+        """A key, for some."""
+        dice = self.random.random()
+        if dice < self.keyed / 2:
+            number = self.random.randrange(ORDERED)
+            return {"ordering_key": f"line {number}", "on_dead": "continue" if number % 2 else "park"}
+        if dice < self.keyed:
+            number = self.random.randrange(LIMITED)
+            priority = self.random.randint(-3, 3)  # who comes late may be the first in its line
+            return {"concurrency_key": f"limit {number}", "concurrency_limit": number + 1, "priority": priority}
+        return {}
+
+    def _write(self, connection: psycopg.Connection[Any], kind: str, keys: range, options: Mapping[str, Any]) -> None:
+        task = TASKS[kind].options(**options) if options else TASKS[kind]
         if len(keys) == 1:
             ids = [task.enqueue(keys[0], using=connection)]
         else:

@@ -23,6 +23,8 @@ from tests.history import record
 from tests.history.app import WEIGHTS
 from tests.history.checker import Checked, History, Rule, Verdict, Violation, check
 from tests.history.fleet import Fleet, FleetOptions, fleet
+from tests.history.lane_checker import check_lanes
+from tests.history.lane_record import lanes
 from tests.history.liveness import Liveness
 from tests.history.nemesis import SECONDS, Nemesis, Strike, faketime, schedule
 from tests.history.planted import PLANTS
@@ -40,7 +42,8 @@ SHOWN = 8
 class RunOptions:
     """`rate`: jobs enqueued a second. `strikes`: the names of the faults, None for all that this machine can do. `drain`,
     `fresh`: seconds until all work has ended, and until a fresh job has started, once the faults have. `planted`: a fault
-    that the workers carry. `soak`: sample what must stay flat; the first worker is not killed then."""
+    that the workers carry. `keyed`: the share of transactions whose jobs have a key. `soak`: sample what must stay flat;
+    the first worker is not killed then."""
 
     seed: int = 1
     seconds: float = 60.0
@@ -48,6 +51,7 @@ class RunOptions:
     workers: int = 3
     strikes: Collection[str] | None = None
     weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
+    keyed: float = 0.4
     drain: float = 120.0
     fresh: float = 5.0
     planted: str = ""
@@ -122,7 +126,7 @@ class _Stage:
         self.url = url
         each = options.rate / PRODUCERS
         self.producers = [
-            Producer(number, network.url(url), options.seed, each, options.weights)
+            Producer(number, network.url(url), options.seed, each, options.weights, options.keyed)
             for number in range(1, PRODUCERS + 1)
         ]
         self.liveness = Liveness(url, workers)
@@ -222,7 +226,8 @@ class _Stage:
                 drained=drained,
                 crashes=self.crashes,
             )
-            return check(history)
+            checked, keyed = check(history), check_lanes(lanes(connection))
+            return Checked(checked.violations + keyed.violations, checked.seen + keyed.seen)
 
 
 def main(words: Sequence[str] | None = None) -> int:

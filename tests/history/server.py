@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import psycopg
 
 from pgqueue import embedded, migrate
+from tests.history.lane_record import LANE_TABLES
 from tests.history.record import TABLES
 from tests.waiting import wait_until
 
@@ -26,7 +27,7 @@ class PrivateServer:
     """The server of the folder, for the time of the block."""
 
     options: ClassVar[Sequence[str]] = OPTIONS
-    tables: ClassVar[str] = TABLES
+    tables: ClassVar[str] = TABLES + LANE_TABLES
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

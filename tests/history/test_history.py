@@ -41,7 +41,8 @@ def test_no_promise_is_broken_while_everything_goes_wrong(server: PrivateServer,
     # A run in which nothing happened shows nothing.
     if RUN_SECONDS >= 60:
         assert {strike.name for strike in report.strikes} >= {*able(None)[0]} - {"redrive"}
-        for what in ("archived completed", "rescue", "retry", "dead letter"):
+        keys = "admission in order", "admission within a limit", "parked"
+        for what in ("archived completed", "rescue", "retry", "dead letter", *keys):
             assert report.seen[what] > 0, what
     assert report.verdicts["committed"] > 100
 
@@ -54,11 +55,16 @@ MIXED = RunOptions(
 )
 FRAGILE = RunOptions(seconds=10.0, rate=15.0, drain=30.0, weights={"fragile": 1})
 LONG = RunOptions(seconds=14.0, rate=12.0, drain=30.0, weights={"long": 4, "slow": 1})
+KEYED = dataclasses.replace(MIXED, keyed=1.0)
+LIMITED = RunOptions(seconds=15.0, rate=60.0, drain=60.0, keyed=1.0, weights={"quick": 1, "slow": 1})
 FINDERS = {
     "settle without the token": (LONG, "stall", Rule.OWNER_SETTLES),
     "acknowledged before run": (MIXED, "drop", Rule.OWNER_SETTLES),
     "rescue without the maximum": (FRAGILE, "kill", Rule.ATTEMPTS),
     "deleted instead of retried": (MIXED, "drop", Rule.NOT_LOST),
+    "admission without the lock": (LIMITED, "drop", Rule.WITHIN_LIMIT),
+    "settle without an admission row": (dataclasses.replace(KEYED, drain=12.0), "drop", Rule.LIVES_ON),
+    "retries hold no slot": (KEYED, "drop", Rule.ONE_AT_A_TIME),
     "dead loop": (dataclasses.replace(MIXED, seconds=4.0, drain=10.0), "drop", Rule.LIVES_ON),
 }
 

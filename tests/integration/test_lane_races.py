@@ -23,7 +23,7 @@ Admin = psycopg.Connection[Any]
 KEYED: dict[str, Any] = {"queue": "q", "ordering_key": "a"}
 A_MOMENT = 1000
 """Numbers of the sequence that pass, at most, between the snapshot of an admission and the places that it gives."""
-LOCK = statements("pgqueue")["lane_lock"]
+TAKE = statements("pgqueue")["admission_take"]
 
 
 def enqueue(pq: pgqueue.PgQueue, number: int = 1, using: Any = None, **options: Any) -> list[int]:
@@ -42,12 +42,6 @@ def beside(work: Any) -> Iterator[threading.Thread]:
     yield thread
     thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-def blocked(admin: Admin) -> bool:
-    """Whether somebody waits for an advisory lock."""
-    found = admin.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone()
-    return found is not None and found[0] > 0
 
 
 @pytest.mark.parametrize("level", list(psycopg.IsolationLevel)[1:])
@@ -109,25 +103,24 @@ def test_nothing_overtakes_a_job_whose_cancellation_is_under_way(
     assert claimed(pq) == (ids[1:] if ending == "commit" else ids[:1])
 
 
-def test_an_admission_waits_for_the_other_one_of_its_lane_and_sees_what_that_did(
+def test_an_admission_leaves_a_lane_to_the_other_one_and_sees_afterwards_what_that_did(
     pq: pgqueue.PgQueue, database: str, admin: Admin
 ) -> None:
-    enqueue(pq, 2)
-    counts: list[int] = []
+    def admit() -> int:
+        return pq.run(admission_ops.admit("q", AdmissionMark(), room=10, channel=None)).jobs
 
-    def admit() -> None:
-        counts.append(pq.run(admission_ops.admit("q", AdmissionMark(), room=10, channel=None)).jobs)
-
+    [first_id] = enqueue(pq)
     with psycopg.connect(database) as first:
-        first.execute("SELECT 1")
-        first.execute(LOCK, {"queue": "q", "lanes": ["oa"]})
-        with beside(admit):
-            wait_until(lambda: blocked(admin), PATIENCE, "the second waits")
-            first.execute(
-                "UPDATE pgqueue.job SET admitted = true, position = 1 WHERE id = (SELECT min(id) FROM pgqueue.job)"
-            )
-            first.commit()
-    assert counts == [0], "the slot is taken"
+        assert first.execute(TAKE, {"queue": "q", "after": 0, "limit": 10}).fetchall()[0][0] == ["oa"]
+        enqueue(pq)
+        [other] = enqueue(pq, ordering_key="b")
+        assert admit() == 1
+        assert count(admin, "job", f"admitted AND id = {other}") == 1
+        assert count(admin, "admission", "lane = 'oa'") == 2, "left where it is, for later"
+        first.execute("UPDATE pgqueue.job SET admitted = true, position = 1 WHERE id = %s", [first_id])
+        first.commit()
+    assert admit() == 0, "the slot is taken"
+    assert count(admin, "admission") == 0
 
 
 def test_two_admissions_with_lanes_in_common_do_not_wait_for_each_other_in_a_circle(
@@ -164,7 +157,7 @@ def test_two_admissions_with_lanes_in_common_do_not_wait_for_each_other_in_a_cir
 def test_an_admission_that_is_cut_off_is_done_again(pq: pgqueue.PgQueue, database: str, admin: Admin) -> None:
     ids = enqueue(pq)
     first = psycopg.connect(database)
-    first.execute(statements("pgqueue")["admission_take"], {"queue": "q", "after": 0, "limit": 10})
+    first.execute(TAKE, {"queue": "q", "after": 0, "limit": 10})
     assert claimed(pq) == [], "another one has taken its row"
     admin.execute("SELECT pg_terminate_backend(%s)", [first.info.backend_pid])
     wait_until(lambda: claimed(pq) == ids, PATIENCE, "the row is there again")

@@ -59,11 +59,11 @@ def test_jobs_of_one_ordering_key_run_in_order_and_never_two_at_once(
         with running(pq, concurrency=4), running(other, concurrency=4):
             task.enqueue_many((f"key {number % 7}", number) for number in range(350, 700))
             wait_for_count(admin, 700, "archive")
+            wait_for_count(admin, 0, "admission")
     assert set(diary.most.values()) == {1}
     assert len(diary.order) == 7
     for numbers in diary.order.values():
         assert numbers == sorted(numbers)
-    assert count(admin, "admission") == 0
 
 
 @COLOURS

@@ -292,7 +292,7 @@ def test_the_way_back_takes_its_note_along(database: str, release: Release) -> N
     with psycopg.connect(database, autocommit=True) as connection:
         before = connection.execute(note).fetchone()
         assert before is not None
-        assert f"Revision {release.head}: workers of revision {release.head} and later" in before[0]
+        assert before[0].startswith(f"Revision {release.head}: workers of revision ")
         migrate.upgrade(database)
         assert connection.execute(note).fetchone() != before
         migrate.to(database, release.head)

@@ -39,7 +39,10 @@ HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "lease_beat": ("lease_beat", {"queue": "q", "worker_id": 1, "lease": 30, "leases": [1, 2]}),
     "job_rescue": ("job_rescue", {"queue": "q", "limit": 20, "archive": True, **FROM_START, "channel": None}),
     "job_promote": ("job_promote", {"queue": "q", "limit": 500, "channel": None}),
-    "lane_admit": ("lane_admit", {"queue": "q", "lanes": ["oa", "ob"], "room": 1, "channel": None}),
+    "admission_take": ("admission_take", {"queue": "q", "after": 0, "limit": 64}),
+    "lane_admit": ("lane_admit", {"queue": "q", "lanes": ["oa", "ob"], "most": 500, "room": 1, "channel": None}),
+    "lane_repair": ("lane_repair", {"queue": "q", "begin": "", "limit": 1000}),
+    "lane_list": ("lane_list", {"queue": "q", "limit": 50, "most": 10_000}),
     "job_adopt": ("job_adopt", {"queue": "q", "limit": 100}),
     "queue_agenda": ("queue_agenda", {"queue": "q"}),
 }
@@ -58,6 +61,22 @@ def fill(session: psycopg.Connection[Any]) -> None:
         "INSERT INTO pgqueue.job (queue, task, priority, position, run_at) "
         "SELECT 'q' || CASE WHEN n %% 7 = 0 THEN '2' ELSE '' END, 't', n %% 3, "
         "CASE WHEN n %% 4 > 0 THEN n END, CASE WHEN n %% 4 = 0 THEN now() + interval '1 hour' END "
+        "FROM generate_series(1, %s) AS n",
+        [ROWS],
+    )
+
+
+def fill_lanes(session: psycopg.Connection[Any]) -> None:
+    """One key with very many blocked jobs and many with a few, and those of another queue, which nobody looks at."""
+    session.execute(
+        "INSERT INTO pgqueue.job (queue, task, position, lane, lane_width, run_at, admitted) "
+        "SELECT 'q' || CASE WHEN n %% 3 = 0 THEN '2' ELSE '' END, 't', CASE WHEN n %% 10 = 1 THEN n END, "
+        "CASE WHEN n < 10000 THEN 'oa' ELSE 'c' || n / 4 END, 1, CASE WHEN n %% 10 = 2 THEN now() END, "
+        "CASE WHEN n %% 10 = 1 AND n >= 10000 THEN true END FROM generate_series(1, %s) AS n",
+        [ROWS],
+    )
+    session.execute(
+        "INSERT INTO pgqueue.admission (queue, lane) SELECT CASE WHEN n %% 50 = 0 THEN 'q' ELSE 'q2' END, 'oa' "
         "FROM generate_series(1, %s) AS n",
         [ROWS],
     )
@@ -84,7 +103,7 @@ def nodes(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def assert_only_index_access(tree: dict[str, Any]) -> None:
     """No hot table is read as a whole, and the line is read in its order: a bitmap would have to be sorted."""
     scans = [node for node in nodes(tree) if "Scan" in node["Node Type"]]
-    read = [node for node in scans if node.get("Relation Name") in ("job", "lease", "dead_letter")]
+    read = [node for node in scans if node.get("Relation Name") in ("job", "lease", "dead_letter", "admission")]
     assert read
     assert "Seq Scan" not in {node["Node Type"] for node in read}
     for node in scans:
@@ -102,8 +121,9 @@ def test_a_hot_statement_reads_by_index_whatever_the_statistics(
     if statistics == "of an empty table":
         session.execute("ANALYZE pgqueue.job")
     fill(session)
+    fill_lanes(session)
     if statistics == "fresh":
-        session.execute("ANALYZE pgqueue.job")
+        session.execute("ANALYZE pgqueue.job, pgqueue.admission")
     assert_only_index_access(plan(session, *HOT[case]))
 
 
@@ -136,6 +156,45 @@ def test_a_hinted_claim_does_not_visit_what_lies_before_its_marks(session: psyco
 
     assert skipped(full) > 1000
     assert skipped(hinted) == 0
+
+
+def rows_read(tree: dict[str, Any], relation: str) -> float:
+    """Rows of this table that a plan has visited, filtered out or not."""
+    return float(
+        sum(
+            node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+            for node in nodes(tree)
+            if node.get("Relation Name") == relation and "Scan" in node["Node Type"]
+        )
+    )
+
+
+def test_an_admission_reads_what_it_admits_however_many_jobs_and_lanes_wait(session: psycopg.Connection[Any]) -> None:
+    fill_lanes(session)
+    for name, relation in (("admission_take", "admission"), ("lane_admit", "job"), ("job_promote", "job")):
+        params = {**HOT[name][1], "limit": 20}
+        assert 0 < rows_read(plan(session, name, params, analyze=True), relation) <= 100, name
+
+
+def test_a_look_at_a_queue_does_not_read_the_blocked_jobs_of_one_key_or_of_other_queues(
+    session: psycopg.Connection[Any],
+) -> None:
+    session.execute("INSERT INTO pgqueue.lane (queue, lane, parked_at) VALUES ('q', 'oa', now()), ('q', 'ob', now())")
+    for queue, lane in (("q", "oa"), ("q", "ob"), ("q2", "oc")):
+        session.execute(
+            "INSERT INTO pgqueue.job (queue, task, position, lane) SELECT %s, 't', NULL, %s FROM generate_series(1, 5000)",
+            [queue, lane],
+        )
+    looks: dict[str, dict[str, Any]] = {
+        "queue_drained": {"queue": "q"},
+        "queue_agenda": {"queue": "q"},
+        "queue_names": {},
+        "lane_repair": HOT["lane_repair"][1],
+    }
+    for name, params in looks.items():
+        assert rows_read(plan(session, name, params, analyze=True), "job") <= 20, name
+    drained = session.execute(SQL["queue_drained"], {"queue": "q"}).fetchone()
+    assert drained == (True,)
 
 
 HOSTILE = (
