@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -344,3 +345,16 @@ def test_both_clients_have_the_same_schedule_methods() -> None:
     assert sync == asynchronous
     for cls in (SyncSchedules, AsyncSchedules):
         assert all(vars(cls)[name].__doc__ for name in sync)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"ordering_key": "a"}, {"concurrency_key": "a", "concurrency_limit": 1}, {"fairness_key": "a"}], ids=str
+)
+def test_a_task_with_a_key_is_refused_since_a_tick_makes_jobs_without(
+    keys: dict[str, Any], pq: pgqueue.PgQueue
+) -> None:
+    with pytest.raises(ConfigurationError, match="schedule a task that enqueues it"):
+        pq.schedule(every=60)(pq.task(name="work", queue="q", **keys)(lambda: None))
+    with pytest.raises(ConfigurationError, match="schedule a task that enqueues it"):
+        pq.add_schedule("s", "other", every=60, **keys)
+    assert pq.schedules() == []
