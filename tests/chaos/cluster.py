@@ -74,6 +74,9 @@ class Node:
         self.kill()
         self._reserved.close()
 
+    def __del__(self) -> None:
+        self._reserved.close()
+
     def make(self, *more: str | Path) -> None:
         """Its data folder, new; `more` are words for initdb."""
         word = self.place.folder / "word"

@@ -220,7 +220,7 @@ def tight_server(*, log_there: bool) -> Iterator[tuple[Node, Disk]]:
                     node.execute("ALTER DATABASE postgres SET default_tablespace = small")
                 yield node, disk
             finally:
-                node.kill()
+                node.end()
 
 
 def test_a_full_disk_refuses_enqueues_and_keeps_outcomes_waiting_until_there_is_room() -> None:

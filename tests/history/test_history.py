@@ -72,8 +72,13 @@ FINDERS = {
 @pytest.mark.parametrize("planted", PLANTS)
 def test_a_planted_fault_is_found(planted: str, server: PrivateServer, tmp_path: Path) -> None:
     options, strike, rule = FINDERS[planted]
-    report = run(dataclasses.replace(options, seed=SEED, planted=planted, strikes=[strike]), server, tmp_path)
-    found = [violation for violation in report.violations if violation.rule is rule]
+    for seed in range(SEED, SEED + 4):  # what only a race shows may not happen in a few seconds of a busy machine
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        report = run(dataclasses.replace(options, seed=seed, planted=planted, strikes=[strike]), server, folder)
+        found = [violation for violation in report.violations if violation.rule is rule]
+        if found:
+            break
     print(f"\n{planted}: {len(found)} times, of {len(report.violations)} violations; the first:")
     print(found[0] if found else report)
     assert found

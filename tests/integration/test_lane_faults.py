@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import psycopg
@@ -62,6 +65,38 @@ def test_a_worker_frozen_in_the_middle_of_an_admission_holds_up_nobody_and_its_l
     assert claimed(pq) == others, "at once, without the lane that is held"
     wait_until(lambda: claimed(pq) == [mine], PATIENCE, "the server has ended the transaction of the frozen one")
     frozen.close()
+
+
+ADMITS = """
+import sys
+
+import pgqueue
+from pgqueue.ops import admission
+
+with pgqueue.PgQueue(sys.argv[1]) as pq:
+    pq.run(admission.admit("q", admission.AdmissionMark(), room=10, channel=None))
+"""
+
+
+def test_a_process_frozen_while_it_waits_for_the_answer_in_an_admission_gives_its_lanes_back(
+    pq: pgqueue.PgQueue, database: str, admin: Admin
+) -> None:
+    mine = ordered(pq)
+    waits = "SELECT count(*) FROM pg_locks WHERE relation = 'pgqueue.admission'::regclass AND NOT granted"
+    with psycopg.connect(database) as holder:
+        holder.execute("LOCK TABLE pgqueue.admission IN ACCESS EXCLUSIVE MODE")
+        process = subprocess.Popen([sys.executable, "-c", ADMITS, database])
+        try:
+            wait_until(lambda: admin.execute(waits).fetchone() == (1,), PATIENCE, "the admission is under way")
+            process.send_signal(signal.SIGSTOP)
+            holder.rollback()
+            # What it had to say must have been said before: a server that waits for the rest of a pipeline ends nothing.
+            wait_until(
+                lambda: claimed(pq) == [mine], PATIENCE, "the server has ended the transaction of the frozen one"
+            )
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_a_job_whose_commit_came_late_is_admitted_by_the_next_claim(pq: pgqueue.PgQueue, database: str) -> None:
