@@ -13,18 +13,21 @@ from pgqueue.errors import (
     PayloadDecodeError,
     PayloadError,
     PgQueueError,
+    ResultMissing,
     SchemaError,
     TaskError,
     UnknownQueue,
     UnknownSchedule,
     UnknownTask,
     UnsupportedConnection,
+    WaitTimeout,
 )
 from pgqueue.events import Event, EventName
 from pgqueue.job import Job, JobState
 from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
 from pgqueue.ops.schedule import Schedule
 from pgqueue.outcome import DeadLetter, Discard, Retry, Snooze
+from pgqueue.result import JobResult, Progress
 from pgqueue.retry import Delays, Exponential, Fixed, Linear
 from pgqueue.version import __version__
 
@@ -46,6 +49,7 @@ __all__ = [
     "Exponential",
     "Fixed",
     "Job",
+    "JobResult",
     "JobState",
     "LeaseLost",
     "Linear",
@@ -53,6 +57,8 @@ __all__ = [
     "PayloadError",
     "PgQueue",
     "PgQueueError",
+    "Progress",
+    "ResultMissing",
     "Retry",
     "Schedule",
     "SchemaError",
@@ -63,6 +69,7 @@ __all__ = [
     "UnknownSchedule",
     "UnknownTask",
     "UnsupportedConnection",
+    "WaitTimeout",
     "__version__",
     "current_job",
 ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from pgqueue.config import validate_count
 from pgqueue.core import Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
+from pgqueue.drivers.hearing import Hearing
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
 from pgqueue.job import Job
@@ -19,6 +23,7 @@ from pgqueue.ops import Op
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import result as result_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.ops.admission import LaneStatus
@@ -26,6 +31,7 @@ from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
+from pgqueue.result import JobResult, Progress
 from pgqueue.schedule_methods import AsyncSchedules
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
 
@@ -68,6 +74,7 @@ class AsyncPgQueue(AsyncSchedules):
     def __init__(self, database_url: str | None = None, **options: Any) -> None:
         super().__init__(database_url, **options)
         self._pool = AsyncPool(self.settings)
+        self._hearing: Hearing | None = None
 
     @overload
     def task(self, function: Callable[P, R], /) -> AsyncTask[P, R]: ...
@@ -144,6 +151,34 @@ class AsyncPgQueue(AsyncSchedules):
     async def cancel(self, ids: int | Iterable[int], *, using: Any = None) -> dict[int, str]:
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
         return await self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
+
+    async def result(self, job_id: int) -> JobResult | None:
+        """How a job ended, and what its handler returned where its task keeps results; None while it is not over, and where
+        nothing is known of it any more."""
+        return await self.run(result_ops.end(*as_ids(job_id)))
+
+    @overload
+    async def wait(self, ids: int, timeout: float | timedelta | None = None) -> JobResult: ...
+    @overload
+    async def wait(self, ids: Iterable[int], timeout: float | timedelta | None = None) -> dict[int, JobResult]: ...
+    async def wait(self, ids: Any, timeout: float | timedelta | None = None) -> Any:
+        """As PgQueue.wait."""
+        watch = self.watch(ids, timeout)
+        if not await self.run(watch.look()):
+            bell = asyncio.Event()
+            ring = partial(asyncio.get_running_loop().call_soon_threadsafe, bell.set)
+            self._hearing = self._hearing or Hearing(self.settings)
+            with self._hearing.subscribed(lambda payload: bool(watch.concerns(payload) and ring())):
+                while not await self.run(watch.look()):
+                    pause = watch.pause()  # its own TimeoutError is not to be suppressed
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(bell.wait(), pause)
+                    bell.clear()
+        return watch.ended[ids] if isinstance(ids, int) else watch.ended
+
+    async def progress(self, job_id: int) -> Progress | None:
+        """What a live job has last said of itself; None where it said nothing, or has ended."""
+        return (await self.run(result_ops.progress(as_ids(job_id)))).get(job_id)
 
     async def rescue(self, queue: str, *, using: Any = None) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
@@ -250,6 +285,8 @@ class AsyncPgQueue(AsyncSchedules):
     async def close(self) -> None:
         """Close our own connections. The next call opens them again."""
         await self._pool.close()
+        if self._hearing is not None:
+            await asyncio.to_thread(self._hearing.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -13,6 +14,7 @@ import psycopg
 from pgqueue.config import validate_count
 from pgqueue.core import Jobs, as_ids, failed, selection, snoozed
 from pgqueue.drivers.execute import SyncConnection, run, whole
+from pgqueue.drivers.hearing import Hearing
 from pgqueue.drivers.pool import SyncPool
 from pgqueue.drivers.resolve import note_failure, sync_connection
 from pgqueue.job import Job
@@ -21,6 +23,7 @@ from pgqueue.ops import Op
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import result as result_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.ops.admission import LaneStatus
@@ -28,6 +31,7 @@ from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
+from pgqueue.result import JobResult, Progress
 from pgqueue.schedule_methods import SyncSchedules
 from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
 
@@ -79,6 +83,7 @@ class PgQueue(SyncSchedules):
     def __init__(self, database_url: str | None = None, **options: Any) -> None:
         super().__init__(database_url, **options)
         self._pool = SyncPool(self.settings)
+        self._hearing: Hearing | None = None
 
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
@@ -160,6 +165,35 @@ class PgQueue(SyncSchedules):
     def cancel(self, ids: int | Iterable[int], *, using: Any = None) -> dict[int, str]:
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
         return self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
+
+    def result(self, job_id: int) -> JobResult | None:
+        """How a job ended, and what its handler returned where its task keeps results; None while it is not over, and where
+        nothing is known of it any more."""
+        return self.run(result_ops.end(*as_ids(job_id)))
+
+    @overload
+    def wait(self, ids: int, timeout: float | timedelta | None = None) -> JobResult: ...
+    @overload
+    def wait(self, ids: Iterable[int], timeout: float | timedelta | None = None) -> dict[int, JobResult]: ...
+    def wait(self, ids: Any, timeout: float | timedelta | None = None) -> Any:
+        """Wait until a job, or all of several, have ended in whatever way; their results, for several by id.
+
+        WaitTimeout, a TimeoutError, names those that are open after `timeout` seconds. A job that is not there counts as
+        ended, and so does one whose enqueue is not committed yet. In a handler this blocks a slot of the worker.
+        """
+        watch = self.watch(ids, timeout)
+        if not self.run(watch.look()):
+            bell = threading.Event()
+            self._hearing = self._hearing or Hearing(self.settings)
+            with self._hearing.subscribed(lambda payload: bell.set() if watch.concerns(payload) else None):
+                while not self.run(watch.look()):
+                    bell.wait(watch.pause())
+                    bell.clear()
+        return watch.ended[ids] if isinstance(ids, int) else watch.ended
+
+    def progress(self, job_id: int) -> Progress | None:
+        """What a live job has last said of itself; None where it said nothing, or has ended."""
+        return self.run(result_ops.progress(as_ids(job_id))).get(job_id)
 
     def rescue(self, queue: str, *, using: Any = None) -> Rescued:
         """Take back what expired leases of this queue hold; workers and `claim` do this once a second."""
@@ -266,6 +300,8 @@ class PgQueue(SyncSchedules):
     def close(self) -> None:
         """Close our own connections. The next call opens them again."""
         self._pool.close()
+        if self._hearing is not None:
+            self._hearing.close()
 
     def __enter__(self) -> Self:
         return self

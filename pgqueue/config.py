@@ -113,7 +113,8 @@ class Settings:
     `schema`: the schema of all tables. `archive`: keep finished jobs, for `archive_days`.
     `notify`: wake workers by NOTIFY at enqueue. `prepare`: server-side prepared statements; None, the default, means
     where no pooler is in between. True is right behind PgBouncer 1.21 and newer with its `max_prepared_statements`.
-    `max_payload_bytes`: the most that arguments of one job may take as JSON. `pool_size`: connections of the own pool.
+    `max_payload_bytes`: the most that arguments of one job may take as JSON; `max_result_bytes`: the same of its result.
+    `pool_size`: connections of the own pool.
     """
 
     database_url: str | None = dataclasses.field(default=None, repr=False)
@@ -124,6 +125,7 @@ class Settings:
     notify: bool = True
     prepare: bool | None = None
     max_payload_bytes: int = 1024 * 1024
+    max_result_bytes: int = 256 * 1024
     pool_size: int = 10
     connect_timeout: float = 10.0
 
@@ -133,6 +135,7 @@ class Settings:
         validate_schema(self.schema)
         validate_seconds("archive_days", self.archive_days, least=0.01)
         validate_count("max_payload_bytes", self.max_payload_bytes, least=2, most=512 * 1024 * 1024)
+        validate_count("max_result_bytes", self.max_result_bytes, least=2, most=512 * 1024 * 1024)
         validate_count("pool_size", self.pool_size, most=1000)
         validate_seconds("connect_timeout", self.connect_timeout, least=1)
         for name in ("archive", "notify", "prepare"):

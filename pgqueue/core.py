@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pgqueue import failure, payload
 from pgqueue import retry as retry_policies
 from pgqueue.config import Settings, load_settings, validate_count, validate_name, validate_seconds
+from pgqueue.current import settles_itself
 from pgqueue.errors import LeaseLost
 from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
@@ -25,6 +26,7 @@ from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import enqueue as enqueue_ops
 from pgqueue.ops import keyed as keyed_ops
 from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import result as result_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops.dead_letter import Selection
 from pgqueue.outcome import Outcome, OutcomeKind, decide
@@ -83,6 +85,10 @@ class Core:
     def settle_options(self) -> settle_ops.SettleOptions:
         """How settles are written here."""
         return settle_ops.SettleOptions(archive=self.settings.archive, channel=self.channel)
+
+    def watch(self, ids: int | Iterable[int], timeout: float | timedelta | None) -> result_ops.Watch:
+        """Waiting for the end of these jobs."""
+        return result_ops.Watch(as_ids(ids), None if timeout is None else seconds("timeout", timeout))
 
     # Enqueue
 
@@ -257,12 +263,17 @@ class Core:
     def _settle(self, jobs: Sequence[Job], outcome: Callable[[Job], Outcome]) -> Op[None]:
         lost: list[Job] = []
         options = dataclasses.replace(self.settle_options, lanes_channel=self.channel)
+        own = settles_itself(jobs)
         for queue, members in by_queue(jobs).items():
             pairs = [(job, outcome(job)) for job in members]
             settled = yield from settle_ops.settle(
                 queue, pairs, finished={job.token for job in members}, options=options
             )
             lost += settled.lost
+            if own is not None and settled.freed:
+                own.frees = True
+        if own is not None and own.job in lost:
+            own.leave_block()
         count = len(jobs) - len(lost)
         if count:
             self.events.emit(EventName.JOBS_SETTLED, count=count)

@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 import contextvars
+import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 from pgqueue.errors import PgQueueError
 from pgqueue.job import Job
+
+UNSET: Any = object()
+NO_DESK = "this works inside a task that a worker runs"
+
+
+class Transaction(Protocol):
+    """What `CurrentJob.transaction` returns: to be entered by `with`, or by `async with` where the connection is async."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Desk(Protocol):
+    """What a worker does for its handlers."""
+
+    def transaction(self, current: CurrentJob, using: Any) -> Transaction:
+        """The block of `CurrentJob.transaction`."""
+
+    def settling(self, current: CurrentJob) -> None:
+        """The handler is about to settle its job itself: look into the database before writing an outcome."""
+
+    def progress(self, current: CurrentJob, percent: float | None, message: str) -> None:
+        """Write this report, or the one after it."""
+
+
+class Stage(enum.Enum):
+    """Who settles a job that runs. SETTLED: its handler has, or is about to; whether that is so the database knows."""
+
+    WORKER = 1
+    INSIDE = 2
+    SETTLED = 3
+    BY_HAND = 4
 
 
 class CurrentJob:
@@ -19,11 +59,15 @@ class CurrentJob:
     handler should stop soon, and what it still writes should carry `token` as a fence.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_extend", "_job")
+    __slots__ = ("_cancelled", "_deadline", "_desk", "_extend", "_job", "_result", "_stage", "frees")
 
-    def __init__(self, job: Job, extend: Callable[[Job, float], None]) -> None:
+    def __init__(self, job: Job, extend: Callable[[Job, float], None], desk: Desk | None = None) -> None:
         self._job = job
         self._extend = extend
+        self._desk = desk
+        self._stage = Stage.WORKER
+        self._result = UNSET
+        self.frees = False  # a lane has a free slot, once what the handler settled is committed
         self._cancelled = False
         self._deadline = None if job.timeout is None else time.monotonic() + job.timeout
 
@@ -92,6 +136,78 @@ class CurrentJob:
         """
         self._extend(self._job, seconds)
 
+    def progress(self, percent: float | None = None, message: str = "") -> None:
+        """Say how far the work is: 0 to 100 `percent`, a `message`, or both; seen by pq.progress and `pgqueue jobs`.
+
+        Returns at once. What is said more often than twice a second is left out, but for the last, which is written within
+        half a second. A job whose lease is lost reports nothing. ConfigurationError for a percentage that is none.
+        """
+        if self._desk is None:
+            raise PgQueueError(NO_DESK)
+        self._desk.progress(self, percent, message)
+
+    def set_result(self, value: Any) -> None:
+        """Keep `value` as the result of this job instead of what the function returns; only where the task keeps results.
+
+        Needed before the end of a `transaction` block, which completes the job before the function returns.
+        """
+        self._result = value
+
+    def transaction(self, using: Any = None) -> Transaction:
+        """A block whose writes, and enqueues with the same `using`, are committed together with the completion of this job.
+
+        `using` is a connection or session of yours, in a transaction of yours: at its end the block adds the completion,
+        checked against the token, and your commit makes all of it true. Without `using` the block yields a psycopg
+        connection, commits at its end, and rolls back on an exception. `async with` for asynchronous ones.
+
+        LeaseLost is raised at the end of the block, before any commit, when the job is not ours any more. Afterwards it
+        counts as settled: nothing that the function raises or returns changes that, unless the transaction is not
+        committed, which is a failed attempt. PgQueueError for a second block, ConfigurationError for a connection in
+        autocommit.
+        """
+        if self._desk is None:
+            raise PgQueueError(NO_DESK)
+        return self._desk.transaction(self, using)
+
+    # Who settles: what the worker asks, and what the blocks say
+
+    @property
+    def result(self) -> Any:
+        """What `set_result` was given; UNSET where it was not called."""
+        return self._result
+
+    @property
+    def stage(self) -> Stage:
+        """Who settles the job."""
+        return self._stage
+
+    def note(self, stage: Stage) -> None:
+        """The same as a child process has said it."""
+        self._stage = stage
+
+    def enter_block(self) -> None:
+        """A transaction block begins."""
+        if self.stage is Stage.INSIDE:
+            raise PgQueueError("this job is in a transaction block already: a handler has one, and blocks do not nest")
+        if self.stage is not Stage.WORKER:
+            raise PgQueueError("this job was settled by its handler already: a handler has one transaction block")
+        self._stage = Stage.INSIDE
+
+    def leave_block(self) -> None:
+        """It has ended without a completion: the worker settles."""
+        self._stage = Stage.WORKER
+
+    def settle(self, stage: Stage) -> None:
+        """The handler settles its job, now. Said before the statement is sent: the worker must not wait for its locks."""
+        self._stage = stage
+        if self._desk is not None:
+            self._desk.settling(self)
+
+    @property
+    def settled(self) -> bool:
+        """True once the handler has settled its job, or is about to."""
+        return self.stage is Stage.SETTLED or self.stage is Stage.BY_HAND
+
 
 _current: contextvars.ContextVar[CurrentJob] = contextvars.ContextVar("pgqueue_current_job")
 
@@ -112,3 +228,18 @@ def enter(current: CurrentJob) -> contextvars.Token[CurrentJob]:
 def leave(token: contextvars.Token[CurrentJob]) -> None:
     """End what `enter` began."""
     _current.reset(token)
+
+
+def settles_itself(jobs: Iterable[Job]) -> CurrentJob | None:
+    """To be called before jobs are settled by pq.complete and its like: where the one that runs here is among them for the
+    first time, its worker is told to look before it writes an outcome. PgQueueError inside a transaction block, which
+    completes its job."""
+    current = _current.get(None)
+    if current is None or not any(job.id == current.id and job.token == current.token for job in jobs):
+        return None
+    if current.stage is Stage.INSIDE:
+        raise PgQueueError("a transaction block completes its job at its end: raise in it, or settle the job outside")
+    if current.stage is not Stage.WORKER:
+        return None
+    current.settle(Stage.BY_HAND)
+    return current

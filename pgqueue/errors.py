@@ -14,6 +14,8 @@
     ├── UnknownQueue (LookupError)        an operator named a queue that holds nothing and never did
     ├── UnknownSchedule (LookupError)     an operator named a schedule that does not exist
     ├── LeaseLost                         the token is no longer the current one; `.jobs` holds who is concerned
+    ├── ResultMissing (LookupError)       a job has ended, and there is no value of it
+    ├── WaitTimeout (TimeoutError)        not all jobs ended in time; `.ids` are open, `.ended` holds the others
     └── EmbeddedError (RuntimeError)      the private PostgreSQL could not be found, started or reached
 
 The signals that a handler raises to steer its own job (`Retry`, `Snooze`, `Discard`, `DeadLetter`) are in
@@ -22,11 +24,12 @@ The signals that a handler raises to steer its own job (`Retry`, `Snooze`, `Disc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgqueue.job import Job
+    from pgqueue.result import JobResult
 
 
 class PgQueueError(Exception):
@@ -99,6 +102,24 @@ class LeaseLost(PgQueueError):
         ids = ", ".join(str(job.id) for job in jobs[:10]) + (", …" if len(jobs) > 10 else "")
         super().__init__(f"the lease of {len(jobs)} job(s) is lost, nothing was written for them: {ids}")
         self.jobs = tuple(jobs)
+
+
+class ResultMissing(PgQueueError, LookupError):
+    """A job has ended and left no value: it did not complete, keeps no results, or returned what cannot be stored."""
+
+    def __init__(self, job_id: int, why: str) -> None:
+        super().__init__(f"job {job_id} has no result: {why}")
+        self.id = job_id
+
+
+class WaitTimeout(PgQueueError, TimeoutError):
+    """Not all jobs have ended in time. `ids` are those that are open, `ended` the results of the others, by id."""
+
+    def __init__(self, ids: Sequence[int], ended: Mapping[int, JobResult], seconds: float) -> None:
+        shown = ", ".join(map(str, ids[:10])) + (", …" if len(ids) > 10 else "")
+        super().__init__(f"{len(ids)} job(s) have not ended within {seconds:g} s: {shown}")
+        self.ids = tuple(ids)
+        self.ended = dict(ended)
 
 
 class EmbeddedError(PgQueueError, RuntimeError):

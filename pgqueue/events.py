@@ -44,6 +44,7 @@ class EventName(enum.StrEnum):
     LOOP_FAILED = "loop.failed"
     LOOP_RECOVERED = "loop.recovered"
     SETTLE_ABANDONED = "settle.abandoned"
+    RESULT_MISSING = "result.missing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     ),
     EventName.LOOP_FAILED: (_WARNING, "the {loop} loop failed, again in {retry_in} s: {error}: {detail}"),
     EventName.LOOP_RECOVERED: (_INFO, "the {loop} loop works again after {failures} failure(s)"),
+    EventName.RESULT_MISSING: (
+        _WARNING,
+        "the result of job {id} ({task}) on queue {queue} cannot be stored, its work is done: see `pgqueue result {id}`",
+    ),
     EventName.SETTLE_ABANDONED: (_ERROR, "could not store the outcome of jobs {ids}: they will run again"),
 }
 ATTEMPTS: Final[Mapping[str, Wording]] = {
@@ -74,6 +78,10 @@ ATTEMPTS: Final[Mapping[str, Wording]] = {
     "snooze": (_INFO, "job {id} ({task}) on queue {queue} snoozes for {delay} s"),
     "discard": (_INFO, "job {id} ({task}) on queue {queue} was discarded by its task"),
     "release": (_INFO, "job {id} ({task}) on queue {queue} ended with {error} after it was asked to stop"),
+    "completed": (
+        _WARNING,
+        "job {id} ({task}) on queue {queue} ended with {error} after its transaction was committed: it is completed",
+    ),
 }
 _UNKNOWN: Final[Wording] = (_INFO, "{event}")
 _LEVELS: Final[Mapping[EventName, int]] = {

@@ -26,6 +26,7 @@ from typing import TypeGuard, TypeVar
 from pgqueue.errors import ConfigurationError
 from pgqueue.failure import Failure, describe, one_line
 from pgqueue.job import Job
+from pgqueue.result import Kept
 from pgqueue.retry import DEFAULT_POLICY, from_json, seconds
 
 _REASON_BYTES = 500
@@ -100,7 +101,8 @@ class Outcome:
 
     `delay` is in seconds, for RETRY and SNOOZE. `error_json` is the entry for the job's errors, for RETRY and DEAD.
     `reason` is one line of at most 500 bytes, always there for DEAD. `steered`: the handler itself asked for the retry and
-    named its delay, so this run says nothing about the health of anything.
+    named its delay, so this run says nothing about the health of anything. `kept`: the result, for COMPLETED, where the task
+    keeps results.
     """
 
     kind: OutcomeKind
@@ -108,6 +110,7 @@ class Outcome:
     error_json: str | None = None
     reason: str | None = None
     steered: bool = False
+    kept: Kept | None = None
 
 
 COMPLETED = Outcome(OutcomeKind.COMPLETED)

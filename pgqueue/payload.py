@@ -85,15 +85,22 @@ def encode_call(
 
 def encode_object(name: str, value: Mapping[str, Any], *, max_bytes: int = DEFAULT_MAX_BYTES) -> str | None:
     """A JSON object beside the arguments; None when empty. `name` is the root of the paths in its PayloadErrors."""
-    if not value:
-        return None
+    return _bounded(name, _as_dict(name, value), value, max_bytes).decode() if value else None
+
+
+def encode_result(value: Any, *, max_bytes: int) -> str:
+    """What a handler returned, any one value; PayloadError names paths that begin with ``result[0]``."""
+    return _bounded("result", (value,), (value,), max_bytes, brackets=2)[1:-1].decode()
+
+
+def _bounded(name: str, value: Any, given: Any, max_bytes: int, *, brackets: int = 0) -> bytes:
     try:
-        raw = _encode(name, _as_dict(name, value), max_bytes)
+        raw = _encode(name, value, max_bytes + brackets)
     except _TooLarge:
-        raise _size_error({name: value}, None, max_bytes) from None
-    if len(raw) > max_bytes:
-        raise _size_error({name: value}, len(raw), max_bytes)
-    return raw.decode()
+        raise _size_error({name: given}, None, max_bytes) from None
+    if len(raw) > max_bytes + brackets:
+        raise _size_error({name: given}, len(raw) - brackets, max_bytes)
+    return raw
 
 
 def decode_args(text: str | None) -> list[Any]:

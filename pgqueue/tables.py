@@ -53,6 +53,9 @@ class Tables:
     admission: Table
     lane: Table
     schedule: Table
+    result: Table
+    kept_task: Table
+    progress: Table
 
 
 @cache
@@ -63,7 +66,10 @@ def metadata_for(schema: str = "pgqueue") -> MetaData:
     that rolls the archive nor its partitions.
     """
     metadata = MetaData(schema=validate_schema(schema))
-    for define in (_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, _schedule):
+    for define in (
+        *(_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, _schedule),
+        *(_result, _kept_task, _progress),
+    ):
         define(metadata)
     return metadata
 
@@ -299,3 +305,35 @@ def _schedule(metadata: MetaData) -> None:
     schedule = Table("schedule", metadata, *columns, PrimaryKeyConstraint("name", name="schedule_pkey"))
     waiting = schedule.c.next_at.is_not(None) & schedule.c.paused_at.is_(None)
     Index("schedule_next", schedule.c.next_at, postgresql_where=waiting)
+
+
+def _result(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, autoincrement=False, nullable=False),
+        _name("queue"),
+        _name("state"),
+        Column("value", JSON),
+        Column("error", Text),
+        _time("finished_at"),
+        _time("expires_at"),
+    ]
+    result = Table("result", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="result_pkey"))
+    Index("result_expiry", result.c.expires_at)
+
+
+def _kept_task(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [Column("task", Text, nullable=False), Column("seconds", Double, nullable=False)]
+    Table("kept_task", metadata, *columns, PrimaryKeyConstraint("task", name="kept_task_pkey"))
+
+
+def _progress(metadata: MetaData) -> None:
+    columns: list[Column[Any]] = [
+        Column("id", BigInteger, autoincrement=False, nullable=False),
+        _name("queue"),
+        Column("token", BigInteger, nullable=False),
+        Column("attempt", Integer, nullable=False),
+        Column("percent", Double),
+        Column("message", Text, nullable=False),
+        _time("updated_at"),
+    ]
+    Table("progress", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="progress_pkey"))

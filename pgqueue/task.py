@@ -15,13 +15,14 @@ from pgqueue import retry as retry_policies
 from pgqueue.config import validate_count, validate_name, validate_priority, validate_seconds
 from pgqueue.errors import ArgumentsDoNotBind, ConfigurationError, DuplicateTask, UnknownTask
 from pgqueue.keys import CONTINUE, PARK, Key, validate_key_option
+from pgqueue.result import DEFAULT_KEEP
 from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
 RESERVED = "using"
 THREAD, PROCESS = "thread", "process"
-OF_THE_TASK = ("isolation", "memory_limit")
+OF_THE_TASK = ("isolation", "memory_limit", "keep_result")
 MOST_MEMORY = 2**62
 LANE_KEYS = ("ordering_key", "concurrency_key", "fairness_key")
 
@@ -40,9 +41,10 @@ class TaskOptions:
     one key are in work at once, on all workers. `fairness_key`: jobs of different keys take turns. Each is text, or a
     function of the call's arguments that returns text, or None for no key; a job has one of the three at most.
 
-    Two belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
+    Three belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
     that run in a child process, one at a time. `memory_limit`: bytes that a run in a child process may take beyond what
-    the process had before. ConfigurationError names the option that is wrong.
+    the process had before. `keep_result`: keep what the function returns for so long (seconds or a timedelta; True means
+    a day). ConfigurationError names the option that is wrong.
     """
 
     queue: str = "default"
@@ -60,6 +62,7 @@ class TaskOptions:
     on_dead: str = CONTINUE
     isolation: str = THREAD
     memory_limit: int | None = None
+    keep_result: bool | float | timedelta = False
 
     def __post_init__(self) -> None:
         validate_name("queue", self.queue)
@@ -83,6 +86,8 @@ class TaskOptions:
             raise ConfigurationError("headers must be a mapping")
         self._check_isolation()
         self._check_keys()
+        if self.keep_seconds is not None:
+            validate_seconds("keep_result", self.keep_seconds, least=1)
 
     def _check_keys(self) -> None:
         lanes = [name for name in LANE_KEYS if getattr(self, name) is not None]
@@ -122,6 +127,15 @@ class TaskOptions:
         """The delay in seconds, whichever way it was given."""
         return self.delay.total_seconds() if isinstance(self.delay, timedelta) else self.delay
 
+    @property
+    def keep_seconds(self) -> float | None:
+        """How long results are kept, in seconds; None where they are not."""
+        if isinstance(self.keep_result, timedelta):
+            return self.keep_result.total_seconds()
+        if self.keep_result is True:
+            return DEFAULT_KEEP
+        return None if self.keep_result is False or self.keep_result is None else self.keep_result
+
     def changed(self, changes: Mapping[str, Any]) -> TaskOptions:
         """These options with `changes`; ConfigurationError names an unknown one and a near match."""
         known = [field.name for field in dataclasses.fields(self)]
@@ -150,6 +164,7 @@ class BaseTask(Generic[P, R]):
         self.name = name
         self.defaults = options
         self.is_async = inspect.iscoroutinefunction(function)
+        self.keeps = options.keep_seconds  # asked for at the end of every run
         self.envelope: Any = None  # what the client keeps of the last enqueue with these options
         self.retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

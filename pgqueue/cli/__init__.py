@@ -65,6 +65,20 @@ def command() -> Any:
 
 def _rooms() -> tuple[ModuleType, ...]:
     """In the order of the help."""
-    from pgqueue.cli import bench, dead, demo, doctor, enqueue, jobs, lanes, migrate, queues, schedules, status, worker
+    from pgqueue.cli import (
+        bench,
+        dead,
+        demo,
+        doctor,
+        enqueue,
+        jobs,
+        lanes,
+        migrate,
+        queues,
+        result,
+        schedules,
+        status,
+        worker,
+    )
 
-    return (migrate, worker, enqueue, status, jobs, dead, queues, lanes, schedules, doctor, demo, bench)
+    return (migrate, worker, enqueue, status, jobs, result, dead, queues, lanes, schedules, doctor, demo, bench)

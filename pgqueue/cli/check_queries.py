@@ -28,6 +28,12 @@ RIGHTS: Final = SQL("""
         ('table', 'dead_letter', 'DELETE'),
         ('table', 'archive', 'INSERT'),
         ('table', 'queue', 'SELECT'),
+        ('table', 'result', 'SELECT'), ('table', 'result', 'INSERT'), ('table', 'result', 'UPDATE'),
+        ('table', 'result', 'DELETE'),
+        ('table', 'kept_task', 'SELECT'), ('table', 'kept_task', 'INSERT'), ('table', 'kept_task', 'UPDATE'),
+        ('table', 'kept_task', 'DELETE'),
+        ('table', 'progress', 'SELECT'), ('table', 'progress', 'INSERT'), ('table', 'progress', 'UPDATE'),
+        ('table', 'progress', 'DELETE'),
         ('sequence', 'job_id_seq', 'USAGE'), ('sequence', 'lease_tie_seq', 'USAGE'),
         ('function', 'archive_roll', 'EXECUTE')
     ) AS need (kind, name, wanted)

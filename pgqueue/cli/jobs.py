@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Annotated, Any
 
@@ -11,7 +12,9 @@ from pgqueue.cli.database import check_queue, queue
 from pgqueue.cli.errors import UsageMistake
 from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, placed
 from pgqueue.cli.output import decoded, note_hidden, without, write_json, write_table
+from pgqueue.ops import result as result_ops
 from pgqueue.ops.status import LiveJob
+from pgqueue.result import Progress
 
 Ids = Annotated[list[int], typer.Argument(metavar="ID", min=1, help="Ids of jobs.")]
 
@@ -50,13 +53,14 @@ def jobs(
     with queue(place) as pq:
         check_queue(pq, queue_name)
         found = pq.jobs(queue=queue_name, task=task, state=state, ids=ids or None, limit=limit)
+        said = pq.run(result_ops.progress([job.id for job in found if job.state == State.RUNNING]))
     note_hidden(found)
     if as_json:
-        write_json(_shown(job, with_args) for job in found)
+        write_json(_shown(job, said.get(job.id), with_args) for job in found)
         return 0
     write_table(
-        ["id", "queue", "task", "state", "priority", "attempt", "lost", "due", "created", "last error"],
-        [_row(job) for job in found],
+        ["id", "queue", "task", "state", "priority", "attempt", "lost", "due", "created", "progress", "last error"],
+        [_row(job, said.get(job.id)) for job in found],
     )
     return 0
 
@@ -74,17 +78,25 @@ def cancel(place: Place, ids: Ids, as_json: AsJson = False) -> int:
     return int(len(answer) < len(results))
 
 
-def _row(job: LiveJob) -> tuple[Any, ...]:
+def _row(job: LiveJob, said: Progress | None) -> tuple[Any, ...]:
     state = f"{job.state}, cancelling" if job.cancel_requested else job.state
     attempt = f"{job.attempt}/{job.max_attempts}"
     return (
         *(job.id, job.queue, job.task, state, job.priority, attempt, job.lost),
-        *(job.run_at, job.created_at, _last_error(job)),
+        *(job.run_at, job.created_at, _progress(said), _last_error(job)),
     )
 
 
-def _shown(job: LiveJob, with_args: bool) -> Any:
+def _progress(said: Progress | None) -> str | None:
+    if said is None:
+        return None
+    percent = "" if said.percent is None else f"{said.percent:g} %"
+    return f"{percent} {said.message}".strip()
+
+
+def _shown(job: LiveJob, said: Progress | None, with_args: bool) -> Any:
     more: dict[str, Any] = {"errors": decoded(job.errors_json) or []}
+    more["progress"] = None if said is None else dataclasses.asdict(said)
     if with_args:
         more |= {"args": decoded(job.args_json) or [], "kwargs": decoded(job.kwargs_json) or {}}
     return without(job, "args_json", "kwargs_json", "errors_json", "hidden", **more)

@@ -196,15 +196,16 @@ def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
 def whole(connection: SyncConnection) -> AbstractContextManager[object]:
     """A transaction around several statements, only where there is none and every statement would commit by itself: in
     autocommit. Elsewhere it would be the caller's commit that we take into our hands."""
-    return connection.transaction() if _commits_by_itself(connection) else nullcontext()
+    return connection.transaction() if commits_by_itself(connection) else nullcontext()
 
 
 def whole_async(connection: AsyncConnection) -> AbstractAsyncContextManager[object]:
     """The same on an async connection."""
-    return connection.transaction() if _commits_by_itself(connection) else nullcontext()
+    return connection.transaction() if commits_by_itself(connection) else nullcontext()
 
 
-def _commits_by_itself(connection: SyncConnection | AsyncConnection) -> bool:
+def commits_by_itself(connection: SyncConnection | AsyncConnection) -> bool:
+    """True in autocommit, outside of any transaction block."""
     return connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from pgqueue.job import Job
 from pgqueue.ops import Int8s, Op, Step, Texts
 from pgqueue.outcome import Outcome, OutcomeKind
+from pgqueue.result import Kept
 
 Settlement = tuple[Job, Outcome]
 PART = 1000
+_UNKNOWN = Kept(-1.0, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,12 @@ def _writes(settlements: Sequence[Settlement]) -> Iterator[tuple[OutcomeKind, _W
         kinds = {outcome.kind for _, outcome in part}
         for kind, write in _WRITES:
             if kind in kinds:
-                yield kind, write, part if len(kinds) == 1 else [pair for pair in part if pair[1].kind is kind]
+                chosen = part if len(kinds) == 1 else [pair for pair in part if pair[1].kind is kind]
+                if kind is OutcomeKind.COMPLETED and (kept := [pair for pair in chosen if pair[1].kept is not None]):
+                    yield kind, _complete_kept, kept
+                    chosen = [pair for pair in chosen if pair[1].kept is None] if len(kept) < len(chosen) else []
+                if chosen:
+                    yield kind, write, chosen
 
 
 def _without_repeats(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
@@ -98,10 +105,27 @@ def _pairs(chosen: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _complete(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
-    state = "completed" if chosen[0][1].kind is OutcomeKind.COMPLETED else "discarded"
-    # None, not a list of nothing: most completions have no reason, and the list would be sent with each of them.
-    reasons = Texts([outcome.reason for _, outcome in chosen]) if state == "discarded" else None
-    return Step("job_complete", {**params, "state": state, "reasons": reasons, "leases": leases})
+    # None, not a list of nothing: these have no reason, and the list would be sent with each of them.
+    return Step("job_complete", {**params, "state": "completed", "reasons": None, "leases": leases})
+
+
+def _complete_kept(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
+    """Completions with their results, or discarded jobs, whose tasks may keep results: the statement knows that."""
+    kept = [outcome.kept or _UNKNOWN for _, outcome in chosen]
+    discarded = chosen[0][1].kind is OutcomeKind.DISCARD
+    return Step(
+        "job_complete_kept",
+        {
+            **params,
+            "state": "discarded" if discarded else "completed",
+            "reasons": Texts([outcome.reason for _, outcome in chosen]) if discarded else None,
+            "leases": leases,
+            "values": Texts([one.value_json for one in kept]),
+            "errors": Texts([one.error for one in kept]),
+            "seconds": [one.seconds for one in kept],
+            "channel": options.channel,
+        },
+    )
 
 
 def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, options: SettleOptions) -> Step:
@@ -124,6 +148,7 @@ def _bury(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, o
             **params,
             "reasons": Texts([outcome.reason or "dead-lettered" for _, outcome in chosen]),
             "errors": Texts([outcome.error_json for _, outcome in chosen]),
+            "channel": options.channel,
         },
     )
 
@@ -138,9 +163,17 @@ _WRITES: tuple[tuple[OutcomeKind, _Write], ...] = (
     (OutcomeKind.RETRY, _retry),
     (OutcomeKind.SNOOZE, _retry),
     (OutcomeKind.DEAD, _bury),
-    (OutcomeKind.DISCARD, _complete),
+    (OutcomeKind.DISCARD, _complete_kept),
     (OutcomeKind.COMPLETED, _complete),
 )
+
+
+def doubt(queue: str, pairs: Sequence[tuple[int, int]]) -> Op[dict[int, str]]:
+    """What became of these (id, token) pairs, each id once and ascending, whose handlers settled them in transactions of
+    their own: "ours", "open" or "other", as the statement says; those that are gone are left out."""
+    ids, tokens = zip(*pairs, strict=True)
+    rows = yield Step("job_doubt", {"queue": queue, "ids": Int8s(ids), "tokens": Int8s(tokens)})
+    return dict(rows)
 
 
 def live(queue: str, ids: Sequence[int]) -> Op[set[int]]:

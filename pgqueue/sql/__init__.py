@@ -22,6 +22,7 @@ FILES = (
     "worker.sql",
     "status.sql",
     "reader.sql",
+    "result.sql",
 )
 
 

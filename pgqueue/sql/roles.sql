@@ -34,29 +34,35 @@ END $do$
 -- transaction, so nobody sees the state between. Revoking a table's rights revokes those of its columns.
 REVOKE ALL ON SCHEMA {schema} FROM {worker}, {producer}, {reader};
 REVOKE ALL ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter, {schema}.archive, {schema}.queue,
-    {schema}.admission, {schema}.lane, {schema}.schedule, {schema}.schema_version FROM {worker}, {producer}, {reader};
+    {schema}.admission, {schema}.lane, {schema}.schedule, {schema}.result, {schema}.kept_task, {schema}.progress,
+    {schema}.schema_version FROM {worker}, {producer}, {reader};
 REVOKE ALL ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq FROM {worker}, {producer}, {reader};
 REVOKE ALL ON FUNCTION {schema}.archive_roll(interval) FROM {worker}, {producer}, {reader}
 
 -- name: roles_grant
 -- worker: the worker process and the operator's commands. UPDATE on dead_letter: what is redriven is locked first. The archive is
---   only written to. queue: pause is an upsert, nothing is deleted there.
+--   only written to, but for how a job ended, which one may wait for. queue: pause is an upsert, nothing is deleted there.
 -- producer: enqueues, and sees the id of what it enqueued. Not among its columns: attempt, lost, lease_id, cancel_requested and
---   errors, which say that somebody ran the job.
+--   errors, which say that somebody ran the job. Results and progress are for those who enqueue.
 -- reader: everything but payloads, which are args, kwargs and headers, and what may repeat them: errors and the reasons.
 GRANT USAGE ON SCHEMA {schema} TO {worker}, {producer}, {reader};
 GRANT SELECT ON {schema}.schema_version TO {worker}, {reader};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.job, {schema}.lease, {schema}.worker, {schema}.dead_letter TO {worker};
 GRANT INSERT ON {schema}.archive TO {worker};
 GRANT SELECT, INSERT, UPDATE ON {schema}.queue, {schema}.lane TO {worker};
-GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.admission, {schema}.schedule TO {worker};
+GRANT SELECT (id, queue, state, reason, finished_at) ON {schema}.archive TO {worker};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.admission, {schema}.schedule, {schema}.result, {schema}.kept_task,
+    {schema}.progress TO {worker};
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq TO {worker};
 GRANT EXECUTE ON FUNCTION {schema}.archive_roll(interval) TO {worker};
 GRANT INSERT (id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at,
     unique_key, lane, lane_rank, lane_width, park), SELECT (id, queue, unique_key) ON {schema}.job TO {producer};
 GRANT INSERT (queue, lane) ON {schema}.admission TO {producer};
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq TO {producer};
-GRANT SELECT ON {schema}.lease, {schema}.worker, {schema}.queue, {schema}.admission, {schema}.lane TO {reader};
+GRANT SELECT ON {schema}.result, {schema}.progress TO {producer};
+GRANT SELECT ON {schema}.lease, {schema}.worker, {schema}.queue, {schema}.admission, {schema}.lane, {schema}.kept_task,
+    {schema}.progress TO {reader};
+GRANT SELECT (id, queue, state, finished_at, expires_at) ON {schema}.result TO {reader};
 GRANT SELECT (id, queue, task, priority, position, run_at, attempt, max_attempts, lost, lease_id, cancel_requested, timeout,
     retry, created_at, unique_key, lane, lane_rank, lane_width, admitted, park) ON {schema}.job TO {reader};
 GRANT SELECT (id, queue, task, priority, attempt, max_attempts, lost, timeout, retry, created_at, died_at,
@@ -68,4 +74,4 @@ GRANT SELECT (name, cron, every, tz, missed, grace, overlap, queue, task, priori
     ON {schema}.schedule TO {reader}
 
 -- name: payloads_grant
-GRANT SELECT ON {schema}.job, {schema}.dead_letter, {schema}.archive, {schema}.schedule TO {reader}
+GRANT SELECT ON {schema}.job, {schema}.dead_letter, {schema}.archive, {schema}.schedule, {schema}.result TO {reader}

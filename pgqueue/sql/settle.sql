@@ -5,6 +5,7 @@
 -- The answer is how many were accepted, and which only when some were not: nearly always all are, and reading their ids back
 -- would cost the client as much as sending them. Then whether lanes have a free slot now: a worker that goes on looks for itself,
 -- others are told (lanes_channel).
+-- told: what ends otherwise than by completion leaves an entry in result too, where its task keeps results: somebody may wait.
 
 -- name: job_complete
 -- Removes finished jobs, keeps them in the archive if asked, and gives back the leases that hold nothing any more.
@@ -90,6 +91,13 @@ WITH locked AS MATERIALIZED (
            created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
+), told AS (
+    INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
+    SELECT e.id, e.queue, 'cancelled', 'cancelled while running', at, at + k.seconds * interval '1 second'
+    FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
+    ON CONFLICT (id, queue) DO UPDATE
+    SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
+        expires_at = excluded.expires_at
 ), back AS (
     UPDATE {schema}.job AS j
     SET lease_id = NULL,
@@ -143,6 +151,13 @@ WITH locked AS MATERIALIZED (
            created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
+), told AS (
+    INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
+    SELECT e.id, e.queue, 'cancelled', 'cancelled while running', at, at + k.seconds * interval '1 second'
+    FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
+    ON CONFLICT (id, queue) DO UPDATE
+    SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
+        expires_at = excluded.expires_at
 ), buried AS (
     DELETE FROM {schema}.job AS j
     USING asked AS a
@@ -159,6 +174,14 @@ WITH locked AS MATERIALIZED (
             || jsonb_build_array(error::jsonb || jsonb_build_object('at', clock_timestamp())) END,
            created_at, reason, clock_timestamp(), unique_key, lane, lane_rank, lane_width, park
     FROM buried
+), told_dead AS (
+    INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
+    SELECT e.id, e.queue, 'dead', e.reason, at, at + k.seconds * interval '1 second'
+    FROM buried AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
+    ON CONFLICT (id, queue) DO UPDATE
+    SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
+        expires_at = excluded.expires_at
+    RETURNING result.id
 ), parked AS (
     INSERT INTO {schema}.lane (lane, queue, parked_at, parked_by)
     SELECT DISTINCT ON (lane, queue) lane, queue, clock_timestamp(), id FROM buried WHERE park AND lane IS NOT NULL
@@ -172,7 +195,10 @@ WITH locked AS MATERIALIZED (
 )
 SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END, count(lane) > 0,
        CASE WHEN count(lane) > 0 AND %(lanes_channel)s::text IS NOT NULL
-            THEN pg_notify(%(lanes_channel)s::text, 'key ' || %(queue)s::text) END
+            THEN pg_notify(%(lanes_channel)s::text, 'key ' || %(queue)s::text) END,
+       CASE WHEN %(channel)s::text IS NOT NULL AND EXISTS (SELECT 1 FROM told_dead) THEN
+            pg_notify(%(channel)s::text || '.done',
+                      (SELECT CASE WHEN count(*) <= 300 THEN string_agg(told_dead.id::text, ' ') ELSE '' END FROM told_dead)) END
 FROM (SELECT id, lane FROM buried UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_release
@@ -197,6 +223,13 @@ WITH locked AS MATERIALIZED (
     WHERE %(archive)s::bool
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
+), told AS (
+    INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
+    SELECT e.id, e.queue, 'cancelled', 'cancelled while running', at, at + k.seconds * interval '1 second'
+    FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
+    ON CONFLICT (id, queue) DO UPDATE
+    SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
+        expires_at = excluded.expires_at
 ), back AS (
     UPDATE {schema}.job
     SET lease_id = NULL, attempt = attempt - 1
@@ -236,6 +269,13 @@ WITH picked AS MATERIALIZED (
     WHERE %(archive)s::bool
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
+), told AS (
+    INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
+    SELECT e.id, e.queue, 'cancelled', 'cancelled while waiting', at, at + k.seconds * interval '1 second'
+    FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
+    ON CONFLICT (id, queue) DO UPDATE
+    SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
+        expires_at = excluded.expires_at
 ), asked AS (
     UPDATE {schema}.job
     SET cancel_requested = true

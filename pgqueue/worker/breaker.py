@@ -57,9 +57,10 @@ class Breaker:
         self.opened: Callable[[], None] = _nobody
         self.closed: Callable[[], None] = _nobody
 
-    def finish(self, held: Held, outcome: Outcome) -> None:
-        """Hand the outcome of a run on, and learn from it."""
-        self.submit(held, outcome)
+    def finish(self, held: Held, outcome: Outcome, *, settled: bool = False) -> None:
+        """Hand the outcome of a run on, and learn from it. `settled`: it is on its way, and only to be learned from."""
+        if not settled:
+            self.submit(held, outcome)
         if outcome.kind is not _COMPLETED:
             self._learn(held.job, outcome)
             return

@@ -3,7 +3,7 @@
 | from the worker | |
 |---|---|
 | `hello` | what the child needs to be like its parent, and what to import |
-| `job`, `place`, `memory_limit` | run this |
+| `job`, `place`, `memory_limit`, `keep` | run this; keep what it returns for so many seconds, up to so many bytes |
 | `cancel` | the job with this token shall stop |
 | `extended` | the answer to `extend`: "" for yes, "lost", or an error |
 | `end` | leave |
@@ -13,7 +13,11 @@
 | `ready` | the imports are over |
 | `began` | the job is taken up |
 | `extend`, `token` | the handler wants its lease extended by so many seconds |
-| `outcome`, `error`, `worn` | what came of the job, the class of the error, and whether this process should end now |
+| `settling`, `token` | the handler settles its job itself, and how: the name of a `Stage` |
+| `progress`, `token` | percentage and message of the job's progress |
+| `missing`, `token` | its result cannot be stored |
+| `outcome`, `error`, `worn`, `settling` | what came of the job, the class of the error, and whether to end this process |
+| `frees`, with the outcome | what the handler settled frees a slot of a lane |
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import orjson
 
 from pgqueue.job import Job
 from pgqueue.outcome import Outcome, OutcomeKind
+from pgqueue.result import Kept
 
 Message = dict[str, Any]
 HEAD = struct.Struct(">I")
@@ -127,13 +132,17 @@ def read_job(values: list[Any]) -> Job:
 
 def outcome_message(outcome: Outcome) -> list[Any]:
     """An outcome as it is sent."""
-    return [outcome.kind.value, outcome.delay, outcome.error_json, outcome.reason, outcome.steered]
+    kept = outcome.kept
+    more = None if kept is None else [kept.seconds, kept.value_json, kept.error]
+    return [outcome.kind.value, outcome.delay, outcome.error_json, outcome.reason, outcome.steered, more]
 
 
 def read_outcome(values: Any) -> Outcome:
     """An outcome that was sent; ValueError or TypeError for what is none."""
-    kind, delay, error_json, reason, steered = values
-    for text in (error_json, reason):
+    kind, delay, error_json, reason, steered, more = values
+    seconds, value_json, why = more or (0.0, None, None)
+    for text in (error_json, reason, value_json, why):
         if not isinstance(text, str | None):
             raise TypeError("this is no outcome")
-    return Outcome(OutcomeKind(kind), float(delay), error_json, reason, steered is True)
+    kept = None if more is None else Kept(float(seconds), value_json, why)
+    return Outcome(OutcomeKind(kind), float(delay), error_json, reason, steered is True, kept)

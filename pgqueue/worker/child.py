@@ -25,20 +25,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pgqueue.config import validate_seconds
+from pgqueue.config import load_settings, validate_seconds
 from pgqueue.core import Core
 from pgqueue.current import CurrentJob, enter
 from pgqueue.errors import DatabaseUnavailable, LeaseLost
 from pgqueue.failure import describe, one_line
 from pgqueue.job import Job
-from pgqueue.outcome import COMPLETED, Outcome
+from pgqueue.outcome import COMPLETED, Outcome, OutcomeKind
 from pgqueue.task import BaseTask
 from pgqueue.worker import places
 from pgqueue.worker.channel import Channel, Message, outcome_message, read_job, unpack
+from pgqueue.worker.desk import Desk
 from pgqueue.worker.execution import check_result, limited, prepare, verdict
 from pgqueue.worker.processes import stop_signals
+from pgqueue.worker.trickle import Trickle
 
 PR_SET_PDEATHSIG = 1
+CONNECTIONS = 4
+"""For the transaction blocks of one job, and the threads that it may start."""
 ANSWER = 60.0
 """Seconds that the parent may take for the round trip of an `extend`."""
 
@@ -54,6 +58,9 @@ class Child:
         self._current: CurrentJob | None = None
         self._cancel: Callable[[], object] | None = None
         self._settings: dict[str, Any] = {}
+        self._keep: list[Any] | None = None
+        self._desk: Desk | None = None
+        self._trickle = Trickle(channel.send)
 
     def run(self) -> None:
         """Until the parent says `end`, or is gone."""
@@ -100,10 +107,12 @@ class Child:
 
     def _job(self, message: Message) -> None:
         job = read_job(message["job"])
-        self._current = CurrentJob(job, self._extend)
+        self._keep = message["keep"]
+        current = self._current = CurrentJob(job, self._extend, self._own_desk())
         self._channel.send(began=job.token)
-        outcome, error = self._call(job, self._current, message)
+        outcome, error = self._call(job, current, message)
         self._current = self._cancel = None
+        self._trickle.flush()
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -111,7 +120,28 @@ class Child:
             outcome=outcome_message(outcome),
             error=None if error is None else one_line(describe(error).type),
             worn=isinstance(error, MemoryError),
+            settling=current.stage.name,
+            frees=current.frees,
         )
+
+    def _own_desk(self) -> Desk:
+        """What handlers ask for, made at the first job: the settings come with the hello."""
+        if self._desk is None:
+            self._desk = Desk(
+                load_settings(self._settings),
+                connections=CONNECTIONS,
+                keeps=lambda job: None if self._keep is None else float(self._keep[0]),
+                report=lambda job, percent, text: self._trickle.put({"progress": [percent, text], "token": job.token}),
+                missing=lambda job: self._channel.send(missing=True, token=job.token),
+                settling=lambda current: self._channel.send(settling=current.stage.name, token=current.token),
+            )
+        if self._keep is not None:
+            self._desk.settings = dataclasses.replace(self._desk.settings, max_result_bytes=int(self._keep[1]))
+        return self._desk
+
+    def _returned(self, current: CurrentJob, value: object) -> Outcome:
+        kept = None if self._desk is None or current.settled else self._desk.kept(current, value)
+        return COMPLETED if kept is None else Outcome(OutcomeKind.COMPLETED, kept=kept)
 
     def _call(self, job: Job, current: CurrentJob, message: Message) -> tuple[Outcome, BaseException | None]:
         prepared = False
@@ -122,9 +152,12 @@ class Child:
             context.run(enter, current)
             with limited_memory(message["memory_limit"]):
                 if task.is_async:
-                    context.run(asyncio.run, self._awaited(task.function(*args, **kwargs), current))
+                    result = context.run(asyncio.run, self._awaited(task.function(*args, **kwargs), current))
                 else:
-                    check_result(context.run(task.function, *args, **kwargs))
+                    result = context.run(task.function, *args, **kwargs)
+                    check_result(result)
+            if self._keep is not None:
+                return self._returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
             return verdict(job, error, prepared=prepared), error
         return COMPLETED, None
@@ -144,13 +177,17 @@ class Child:
             app.settings = dataclasses.replace(app.settings, **wanted)
             app._pool.settings = app.settings  # type: ignore[attr-defined]
 
-    async def _awaited(self, work: Any, current: CurrentJob) -> None:
+    async def _awaited(self, work: Any, current: CurrentJob) -> Any:
         task = asyncio.current_task()
         if task is not None:
             self._cancel = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
             if current.cancelled:  # it was asked for before there was anything to cancel
                 task.cancel()
-        await limited(work, current.job.timeout)
+        try:
+            return await limited(work, current.job.timeout)
+        finally:
+            if self._desk is not None:
+                await self._desk.close_async()  # its connections belong to this loop, which ends with the job
 
     def _extend(self, job: Job, seconds: float) -> None:
         with self._asking:

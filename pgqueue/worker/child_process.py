@@ -34,7 +34,7 @@ class ChildProcess:
     """Belongs to the thread that made it, which must outlive it: on Linux a child is killed when that thread ends. `bell`
     ends a wait in `receive` when it can be read."""
 
-    def __init__(self, bell: socket.socket) -> None:
+    def __init__(self, bell: socket.socket, *, largest_result: int = 0) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-m", "pgqueue.worker.child", str(theirs.fileno()), str(os.getpid())]
@@ -51,7 +51,7 @@ class ChildProcess:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         ours.settimeout(SEND)
         self._bell = bell
-        self._channel = Channel(ours, most=MOST)
+        self._channel = Channel(ours, most=MOST + 2 * largest_result)  # as a text in JSON it may take twice its bytes
         self._handle = _handle(self._process.pid)
         self._poll = select.poll()
         for descriptor in (ours.fileno(), bell.fileno(), self._handle):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from pgqueue.current import Stage
 from pgqueue.errors import ConfigurationError, LeaseLost
 from pgqueue.failure import one_line
 from pgqueue.job import Job
@@ -24,7 +25,7 @@ from pgqueue.task import PROCESS
 from pgqueue.worker import platform
 from pgqueue.worker.channel import Message, pack, read_outcome
 from pgqueue.worker.child_process import ChildGone, ChildProcess
-from pgqueue.worker.execution import WORKER_LOST, Runner, heeding, judge, lost, tell_failed
+from pgqueue.worker.execution import WORKER_LOST, Runner, heeding, judge, lost, tell_missing
 from pgqueue.worker.ledger import Held, Phase
 from pgqueue.worker.places import Places
 
@@ -150,12 +151,17 @@ class ChildRunner(Runner):
     def hello(self) -> Message:
         """What a child is told at its start."""
         settings = self.places.app.settings
-        chosen = {"database_url": settings.database_url, "schema": settings.schema}
+        chosen = {
+            "database_url": settings.database_url,
+            "schema": settings.schema,
+            "archive": settings.archive,
+            "notify": settings.notify,
+        }
         return {
             "path": pack(sys.path),
             "argv": pack(sys.argv),
             "modules": self.places.modules(),
-            "settings": {name: value for name, value in chosen.items() if value},
+            "settings": {name: value for name, value in chosen.items() if value is not None},
         }
 
 
@@ -201,9 +207,7 @@ class _Seat:
             if runner.begin(held) is not None:
                 outcome, error = self._attempt(held)
                 if runner.ledger.take(held):
-                    runner.finish(held, outcome)
-                    if error is not None:
-                        tell_failed(runner.events, held, outcome, error)
+                    runner.finish_or_doubt(held, outcome, error)
         except BaseException as error:  # noqa: BLE001 - whatever escapes, the seat lives and the job gets an outcome
             self._kill()
             runner.rescue(held, error)
@@ -240,7 +244,7 @@ class _Seat:
     def _talk(self, talk: _Talk) -> Result:
         place = self.runner.places.of(talk.held.job.task)
         if self._child is None:
-            self._child = ChildProcess(self._bell)
+            self._child = ChildProcess(self._bell, largest_result=self.runner.desk.settings.max_result_bytes)
             self._child.send(hello=self.runner.hello())
             while not any("ready" in message for message in talk.listen(self._child)):
                 continue
@@ -277,7 +281,7 @@ class _Talk:
             return (RELEASED, None), False
         task = self.runner.registry.get(job.task)
         limit = None if task is None else task.defaults.memory_limit
-        child.send(job=list(job), place=list(place), memory_limit=limit)
+        child.send(job=list(job), place=list(place), memory_limit=limit, keep=self._keep())
         self._limit(time.monotonic() + BOOT, "")
         while True:
             for message in self.listen(child):
@@ -287,7 +291,10 @@ class _Talk:
                 elif "extend" in message:
                     child.send(extended=self._extend(message))
                 elif "outcome" in message:
+                    self._settling(message)
                     return self._outcome(message), bool(message.get("worn"))
+                elif "settling" in message or "progress" in message or "missing" in message:
+                    self._take(message)
 
     def listen(self, child: ChildProcess) -> list[Message]:
         """What the child says, or nothing when there is something else to see to."""
@@ -330,6 +337,31 @@ class _Talk:
         except Exception as error:  # noqa: BLE001 - the handler gets it
             return one_line(f"{type(error).__name__}: {error!s}", 500)
         return ""
+
+    def _keep(self) -> list[float] | None:
+        task = self.runner.registry.get(self.held.job.task)
+        if task is None or task.keeps is None:
+            return None
+        return [task.keeps, self.runner.desk.settings.max_result_bytes]
+
+    def _take(self, message: Message) -> None:
+        """What the job says of itself, unless an earlier one has left it behind."""
+        if message.get("token") != self.held.job.token:
+            return
+        if "missing" in message:
+            tell_missing(self.runner.events, self.held.job)
+        elif "progress" in message and self.held.current is not None:
+            with suppress(ConfigurationError, TypeError, ValueError):
+                percent, text = message["progress"]
+                self.runner.desk.progress(self.held.current, percent, text)
+        else:
+            self._settling(message)
+
+    def _settling(self, message: Message) -> None:
+        stage = str(message.get("settling"))
+        if self.held.current is not None and stage in Stage.__members__:
+            self.held.current.note(Stage[stage])
+            self.held.current.frees = message.get("frees") is True
 
     def _outcome(self, message: Message) -> Result:
         try:

@@ -17,6 +17,9 @@ from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.worker.execution import Runner, judge, limited, prepare
 from pgqueue.worker.ledger import Held
 
+LAST_CLOSE = 0.2
+"""Seconds for closing the connections of transaction blocks."""
+
 
 class CoroutineRunner(Runner):
     """At most `concurrency` jobs at once; each in a task and context of its own, so that it can be cancelled alone."""
@@ -78,6 +81,8 @@ class CoroutineRunner(Runner):
                 with suppress(SystemExit, KeyboardInterrupt):
                     self._loop.run_forever()
             self._loop.run_until_complete(asyncio.wait_for(self._loop.shutdown_asyncgens(), 1.0))
+            with suppress(Exception):
+                self._loop.run_until_complete(asyncio.wait_for(self.desk.close_async(), LAST_CLOSE))
         finally:
             self._loop.close()
 
@@ -123,7 +128,9 @@ class CoroutineRunner(Runner):
             task, args, kwargs = prepare(self.registry.find, held.job)
             prepared = True
             enter(current)
-            await limited(task.function(*args, **kwargs), held.job.timeout)
+            result = await limited(task.function(*args, **kwargs), held.job.timeout)
+            if task.keeps is not None:
+                return self.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it
             return judge(held, error, prepared=prepared), error
         return COMPLETED, None

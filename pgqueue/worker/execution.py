@@ -10,15 +10,16 @@ import dataclasses
 import inspect
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
-from pgqueue.current import CurrentJob
+from pgqueue.current import CurrentJob, Stage
 from pgqueue.errors import TaskError
 from pgqueue.events import Bus, EventName
 from pgqueue.failure import Failure, describe, one_line
 from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, RELEASED, DeadLetter, Outcome, OutcomeKind, decide
 from pgqueue.task import BaseTask, Registry
+from pgqueue.worker.desk import Desk
 from pgqueue.worker.ledger import Held, Ledger, Start
 
 UNKNOWN_TASK_DELAY = 5.0
@@ -26,6 +27,9 @@ UNKNOWN_TASK_DELAY = 5.0
 WORKER_LOST = "WorkerLost"
 """The type of the error that a lost attempt leaves, here as in a rescue."""
 
+NOT_COMMITTED = "the handler completed its job in a transaction, and that was not committed"
+
+_WORKER: Final = Stage.WORKER
 Finish = Callable[[Held, Outcome], None]
 Extend = Callable[[Job, float], None]
 
@@ -56,13 +60,12 @@ def check_result(result: object) -> None:
         raise TaskError(f"the function returned a {type(result).__name__}, which nobody runs: declare it `async def`")
 
 
-async def limited(work: Awaitable[Any], timeout: float | None) -> None:
-    """Await `work`, cancelled after `timeout` seconds."""
+async def limited(work: Awaitable[Any], timeout: float | None) -> Any:
+    """Await `work`, cancelled after `timeout` seconds; what it returns."""
     if timeout is None:
-        await work
-        return
+        return await work
     async with asyncio.timeout(timeout):
-        await work
+        return await work
 
 
 def judge(held: Held, error: BaseException | None, *, prepared: bool) -> Outcome:
@@ -124,6 +127,11 @@ def tell_failed(events: Bus, held: Held, outcome: Outcome, error: str) -> None:
     )
 
 
+def tell_missing(events: Bus, job: Job) -> None:
+    """Tell subscribers of a result that cannot be stored."""
+    events.emit(EventName.RESULT_MISSING, id=job.id, queue=job.queue, task=job.task)
+
+
 class Runner:
     """What the runners share: how they were made, and the steps before and after a run.
 
@@ -141,6 +149,8 @@ class Runner:
         finish: Finish,
         extend: Extend,
         hungry: Callable[[], None],
+        doubt: Callable[[Held, Outcome, str | None], None],
+        desk: Desk,
     ) -> None:
         self.registry = registry
         self.ledger = ledger
@@ -149,12 +159,14 @@ class Runner:
         self.finish = finish
         self.extend = extend
         self.hungry = hungry
+        self.doubt = doubt
+        self.desk = desk
         self.low_mark = 0
         self.announce = True
 
     def begin(self, held: Held) -> CurrentJob | None:
         """What the handler will see of its job; None when the job is not to be run here (any more)."""
-        current = CurrentJob(held.job, self.extend)
+        current = CurrentJob(held.job, self.extend, self.desk)
         start = self.ledger.begin(held, current)
         if start is Start.GIVE_BACK:
             self.finish(held, RELEASED)
@@ -167,11 +179,36 @@ class Runner:
     def end(self, held: Held, outcome: Outcome, error: BaseException | None) -> None:
         """The job ran, and this came of it."""
         if self.ledger.take(held):
+            current = held.current
+            if (
+                current is not None and current._stage is not _WORKER
+            ):  # not by the property: this is asked after every job
+                kind = None if error is None else one_line(describe(error).type)
+                self.finish_or_doubt(held, outcome, kind)
+                return
             self.finish(held, outcome)
             if error is not None:
                 report(self.events, held, outcome, error)
 
+    def finish_or_doubt(self, held: Held, outcome: Outcome, error: str | None) -> None:
+        """The same where the job is taken and the class of the error is known as text. What a handler has settled itself the
+        settler looks into: the outcome holds only if that has not become true."""
+        current = held.current
+        if current is None or not current.settled:
+            self.finish(held, outcome)
+            if error is not None:
+                tell_failed(self.events, held, outcome, error)
+            return
+        if outcome.kind is OutcomeKind.COMPLETED:
+            outcome = judge(held, TaskError(NOT_COMMITTED), prepared=True)
+        self.doubt(held, outcome, error)
+
+    def returned(self, current: CurrentJob, value: object) -> Outcome:
+        """The outcome of a function that returned `value`, of a task that keeps results."""
+        kept = None if current.settled else self.desk.kept(current, value)
+        return COMPLETED if kept is None else Outcome(OutcomeKind.COMPLETED, kept=kept)
+
     def rescue(self, held: Held, error: BaseException) -> None:
         """Something of ours failed around a job: that is a failed attempt of it, unless its outcome is known already."""
         if self.ledger.take(held):
-            self.finish(held, judge(held, error, prepared=True))
+            self.finish_or_doubt(held, judge(held, error, prepared=True), None)

@@ -14,6 +14,7 @@ from pgqueue.errors import SchemaError
 from pgqueue.events import Bus, EventName
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import result as result_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.version import SCHEMA_REVISION, __version__, runs_on
 from pgqueue.worker.link import Link
@@ -40,8 +41,8 @@ def unfit_schema(link: Link) -> str | None:
 
 class Maintenance(Loop):
     """Rescue and promotion of the worker's queues about once a second, and earlier when a job is due; adoption of orphans,
-    old worker rows and the roll of the archive now and then. A schema on which this version does not run any more ends the
-    worker."""
+    old worker rows, expired results and the roll of the archive now and then. A schema on which this version does not run
+    any more ends the worker."""
 
     name: ClassVar[str] = "maintenance"
 
@@ -69,7 +70,7 @@ class Maintenance(Loop):
         self.hearing = hearing
         self._poked = threading.Event()
         self._schema_at = time.monotonic() + REPAIR_EVERY
-        self._repair_at = 0.0
+        self._repair_at = self._prune_at = 0.0
         self._repair_from: dict[str, str] = {}
         self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
 
@@ -153,6 +154,10 @@ class Maintenance(Loop):
                 if adopted:
                     self.events.emit(EventName.JOBS_ADOPTED, queue=queue, ids=adopted)
             self.link.run(worker_ops.prune())
+        if now >= self._prune_at:
+            self._prune_at = now + REPAIR_EVERY * random.uniform(0.8, 1.2)
+            if self.link.run(result_ops.prune()):
+                self._prune_at = now  # there is more than one piece of it
         if now >= self._roll_at:
             self._roll_at = now + ARCHIVE_EVERY * random.uniform(0.8, 1.2)
             self.link.run(rescue_ops.roll_archive(self.settings.archive_days))

@@ -9,12 +9,17 @@ from typing import ClassVar
 
 import psycopg
 
+from pgqueue.current import Stage
 from pgqueue.errors import DatabaseUnavailable, PgQueueError
 from pgqueue.events import Bus, EventName
 from pgqueue.failure import PLACEHOLDER
 from pgqueue.job import Job
 from pgqueue.ops import settle as settle_ops
-from pgqueue.outcome import Outcome, OutcomeKind
+from pgqueue.outcome import COMPLETED, Outcome, OutcomeKind
+from pgqueue.result import Kept
+from pgqueue.worker.breaker import failure_of
+from pgqueue.worker.doubts import Doubt, Doubts
+from pgqueue.worker.execution import tell_failed
 from pgqueue.worker.inbox import Inbox
 from pgqueue.worker.ledger import Held, Ledger
 from pgqueue.worker.link import Link
@@ -23,7 +28,10 @@ from pgqueue.worker.loop import Loop
 BATCH = 1000
 WAIT = 5.0
 LAST_WRITES = 1.0
+LAST_LOOK = 0.02
 Pending = tuple[Held, Outcome]
+OPEN, OURS, LOST, DONE = "open", "ours", "other", "done"
+"""What became of a job in doubt: see `job_doubt`; one that is gone is done."""
 ENDING = (OutcomeKind.COMPLETED, OutcomeKind.DISCARD, OutcomeKind.DEAD)
 PASSING = (psycopg.OperationalError, psycopg.InterfaceError, DatabaseUnavailable, psycopg.errors.ReadOnlySqlTransaction)
 
@@ -51,7 +59,9 @@ class Settler(Loop):
         self.settled = 0
         self.completed: dict[str, int] = {}
         self.relieved: Callable[[], None] = _nobody
-        self.freed: Callable[[str], None] = _nothing_freed
+        self.freed: Callable[[str], None] = _nobody
+        self.decided: Callable[[Held, Outcome], None] = _nobody
+        self._doubts = Doubts()
         self._most = BATCH
         self._unsure: dict[tuple[int, int], float] = {}
 
@@ -59,9 +69,15 @@ class Settler(Loop):
         """Have this outcome written."""
         self._inbox.put((held, outcome))
 
+    def doubt(self, held: Held, outcome: Outcome, error: str | None = None) -> None:
+        """The handler has settled this job itself. Once the database says whether that is true, `decided` is called with
+        what holds: completed, or else this outcome, which is then written."""
+        self._doubts.add(Doubt(held, outcome, error))
+        self._inbox.ring()
+
     def backlog(self) -> int:
         """How many outcomes wait: claims stop when it grows, and `relieved` is called when some were written."""
-        return len(self._inbox) + sum(map(len, list(self._batches.values())))
+        return len(self._inbox) + sum(map(len, list(self._batches.values()))) + len(self._doubts)
 
     def stop(self) -> None:
         """End once everything submitted is written."""
@@ -71,7 +87,9 @@ class Settler(Loop):
     def turn(self) -> None:
         """Collect a batch and write it, queue by queue. What could not be written is kept for the next turn."""
         if not self._batches:
-            for pair in self._inbox.take(BATCH, timeout=0.0 if self.stopping.is_set() else WAIT):
+            self._look_into_doubts()
+            idle = WAIT if not self.stopping.is_set() else LAST_LOOK if self._doubts else 0.0
+            for pair in self._inbox.take(BATCH, timeout=min(idle, self._doubts.due_in())):
                 self._batches.setdefault(pair[0].job.queue, []).append(pair)
         while self._batches:
             self._write_first_queue()
@@ -85,6 +103,57 @@ class Settler(Loop):
             except (*PASSING, PgQueueError):
                 time.sleep(0.05)
         self.link.close()
+
+    def _look_into_doubts(self) -> None:
+        for queue, doubts in self._doubts.due().items():
+            fates = self.link.run(settle_ops.doubt(queue, [(one.held.job.id, one.held.job.token) for one in doubts]))
+            fate = {id(one): self._fate(one, fates.get(one.held.job.id)) for one in doubts}
+            done = [one for one in doubts if fate[id(one)] == DONE]
+            # In this order: what fails here is looked at again, with the same answer.
+            leases = self.ledger.finished([one.held for one in done])
+            if leases:
+                self.link.run(settle_ops.settle(queue, [], finished=leases, options=self.options))
+            self._doubts.settled([one for one in doubts if fate[id(one)] != OPEN])
+            self._doubts.still_open([one for one in doubts if fate[id(one)] == OPEN])
+            self._done(queue, done)
+            self._given_up(queue, [one for one in doubts if fate[id(one)] == LOST])
+            for one in doubts:
+                if fate[id(one)] == OURS:
+                    self._undone(one)
+
+    @staticmethod
+    def _fate(one: Doubt, found: str | None) -> str:
+        if found is None:
+            return DONE
+        # A row that is not ours any more: a handler that failed or snoozed its own job by hand has left it so.
+        by_hand = one.held.current is not None and one.held.current.stage is Stage.BY_HAND
+        return DONE if found == LOST and by_hand else found
+
+    def _done(self, queue: str, done: Sequence[Doubt]) -> None:
+        self.ledger.remove([one.held for one in done])
+        self.settled += len(done)
+        if any(one.held.current is not None and one.held.current.frees for one in done):
+            self.freed(queue)
+        blocks = [one for one in done if one.held.current is not None and one.held.current.stage is Stage.SETTLED]
+        self.completed[queue] = self.completed.get(queue, 0) + len(blocks)
+        for one in blocks:
+            self.decided(one.held, COMPLETED)
+            if one.error is not None:
+                tell_failed(self.events, one.held, COMPLETED, one.error)
+        if blocks and self.events.wanted(EventName.JOBS_SETTLED):
+            self._tell(queue, [(one.held, COMPLETED) for one in blocks], set())
+
+    def _given_up(self, queue: str, lost: Sequence[Doubt]) -> None:
+        self.ledger.remove([one.held for one in lost])
+        if lost:
+            self.events.emit(EventName.LEASE_LOST, ids=[one.held.job.id for one in lost], during="settle")
+
+    def _undone(self, one: Doubt) -> None:
+        """That transaction was not committed: the job is ours, and what came of its handler holds."""
+        self._inbox.put((one.held, one.outcome))
+        self.decided(one.held, one.outcome)
+        if (error := one.error or failure_of(one.outcome)) is not None:
+            tell_failed(self.events, one.held, one.outcome, error)
 
     def _write_first_queue(self) -> None:
         name, waiting = next(iter(self._batches.items()))
@@ -175,13 +244,12 @@ class Settler(Loop):
             self.events.emit(event, queue=name, outcome=kind, ids=ids, count=len(ids))
 
 
-def _nobody() -> None: ...
-
-
-def _nothing_freed(queue: str) -> None: ...
+def _nobody(*facts: object) -> None: ...
 
 
 def _without_text(held: Held, outcome: Outcome) -> Outcome:
+    if outcome.kept is not None:
+        return dataclasses.replace(outcome, kept=Kept(outcome.kept.seconds, None, "the database refused it"))
     if outcome.error_json is None:
         return dataclasses.replace(outcome, reason=None)
     return dataclasses.replace(

@@ -166,7 +166,10 @@ class _Slot:
             prepared = True
             context = contextvars.copy_context()
             context.run(enter, current)
-            check_result(context.run(task.function, *args, **kwargs))
+            result = context.run(task.function, *args, **kwargs)
+            check_result(result)
+            if task.keeps is not None:
+                return self.runner.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
             return judge(held, error, prepared=prepared), error
         return COMPLETED, None

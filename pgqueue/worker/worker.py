@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from pgqueue.events import EventName
 from pgqueue.failure import one_line
 from pgqueue.job import Job
 from pgqueue.ops import claim as claim_ops
+from pgqueue.ops import result as result_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.outcome import RELEASED
 from pgqueue.version import __version__
@@ -26,6 +28,8 @@ from pgqueue.worker.breaker import Breaker
 from pgqueue.worker.children import ChildRunner
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.coroutines import CoroutineRunner
+from pgqueue.worker.desk import Desk
+from pgqueue.worker.execution import tell_missing
 from pgqueue.worker.fence import Fence
 from pgqueue.worker.fitness import Verdict
 from pgqueue.worker.heartbeat import Heartbeat
@@ -35,6 +39,7 @@ from pgqueue.worker.listener import Ears, Listener
 from pgqueue.worker.loop import Loop
 from pgqueue.worker.maintenance import Maintenance, unfit_schema
 from pgqueue.worker.options import WorkerOptions
+from pgqueue.worker.reporter import Reporter
 from pgqueue.worker.settler import Settler
 from pgqueue.worker.threads import ThreadRunner
 from pgqueue.worker.ticker import Ticker
@@ -106,6 +111,7 @@ class Worker:
         try:
             if unfit := unfit_schema(self._control):
                 raise SchemaError(unfit)
+            self._control.run(result_ops.declare({name: task.keeps for name, task in self.app.tasks.items()}))
             self.worker_id = self._control.run(worker_ops.register(self._identity))
         except BaseException:
             self._control.close()
@@ -155,11 +161,15 @@ class Worker:
             fatal=fatal,
         )
         self.settler.relieved, self.settler.freed = self.claimer.relieved, self.claimer.admit
+        self.settler.decided = functools.partial(self.breaker.finish, settled=True)
+        self.reporter = Reporter(self._link(), events, fatal)
         shared: dict[str, Any] = {
             "concurrency": options.concurrency,
             "finish": self.breaker.finish,
             "extend": self._extend,
             "hungry": self.claimer.hungry,
+            "doubt": self.settler.doubt,
+            "desk": self._desk(),
         }
         self.threads = ThreadRunner(app.tasks, self.ledger, events, **shared)
         self.coroutines = CoroutineRunner(app.tasks, self.ledger, events, **shared)
@@ -170,6 +180,16 @@ class Worker:
         self.fence = Fence(self.ledger, events, options.lease, tell=self._tell, fatal=fatal)
         self._build_heartbeat()
         self._helpers = self._build_helpers()
+
+    def _desk(self) -> Desk:
+        self.desk = Desk(
+            self.app.settings,
+            connections=self.options.concurrency,
+            keeps=lambda job: None if (task := self.app.tasks.get(job.task)) is None else task.keeps,
+            report=self.reporter.put,
+            missing=functools.partial(tell_missing, self.events),
+        )
+        return self.desk
 
     def _build_heartbeat(self) -> None:
         self.heartbeat = Heartbeat(
@@ -317,6 +337,8 @@ class Worker:
         self.coroutines.join(max(0.0, min(0.2, end - LAST_BEAT - LAST_ROW - time.monotonic())))
         self.children.join(max(0.0, end - LAST_BEAT - LAST_ROW - time.monotonic()))
         self.timeouts.stop()
+        self.reporter.stop()
+        self.reporter.join(max(0.0, min(LAST_BEAT, end - LAST_BEAT - LAST_ROW - time.monotonic())))
         self._last_writes(end)
         self.events.emit(
             EventName.WORKER_STOPPED,
@@ -332,6 +354,9 @@ class Worker:
             if held.current is not None:
                 held.current.cancel()
                 self._tell(held)
+                if held.current.settled:
+                    self.settler.doubt(held, RELEASED)
+                    continue
             self.settler.submit(held, RELEASED)
 
     def _wait_for_handlers(self, end: float) -> None:
@@ -350,6 +375,7 @@ class Worker:
         self.heartbeat.join(max(LAST_BEAT, end - LAST_ROW - time.monotonic()))  # its last beat would bring the row back
         self.fence.stop()
         self._bounded(self._leave, max(LAST_ROW, end - time.monotonic()))
+        self._bounded(self.desk.close, max(0.0, end - time.monotonic()))
         self.watchdog.stop()
 
     def _leave(self) -> None:

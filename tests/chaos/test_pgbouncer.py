@@ -251,3 +251,26 @@ def test_an_index_is_built_beside_the_work_through_the_pooler(
     assert migrate.upgrade(pooled).after == new
     valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'pgqueue.job_lane'::regclass"
     assert node.execute(valid, database=name) == [(True,)]
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["by looking", "by a URL that may listen"])
+def test_results_blocks_and_waits_work_through_the_pooler(node: Node, name: str, pooled: str, direct: bool) -> None:
+    """A wait listens on no session of the pooler: the fixture looks at what is left there."""
+    listen_url = node.url(name) if direct else None
+    with pgqueue.PgQueue(pooled, listen_url=listen_url) as pq:
+
+        @pq.task(name="work", queue="q", keep_result=60)
+        def work(number: int) -> int:
+            job = pgqueue.current_job()
+            job.progress(50, "half")
+            if number % 2:
+                job.set_result(number)
+                with job.transaction() as connection:
+                    connection.execute("SELECT 1")
+            return number
+
+        with running(pq, queues=("q",), concurrency=1, poll=0.2) as watched:
+            ids = work.enqueue_many([(number,) for number in range(20)])
+            ended = pq.wait(ids, PATIENCE)
+            assert not watched.seen(pgqueue.EventName.LEASE_LOST)
+        assert [ended[job_id].value for job_id in ids] == list(range(20))

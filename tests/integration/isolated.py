@@ -205,3 +205,49 @@ def lingering(seconds: float) -> None:
     trace("start")
     time.sleep(seconds)
     trace("end")
+
+
+@pq.task(name="returning", queue="apart", isolation="process", keep_result=60)
+def returning(size: int | None) -> object:
+    """Returns text of so many times three characters, or what cannot be stored."""
+    return {1} if size is None else '"\\é' * size
+
+
+@pq.task(name="returning_async", queue="apart", isolation="process", keep_result=60)
+async def returning_async(value: object) -> object:
+    """The same in an event loop."""
+    return value
+
+
+@pq.task(name="settling", queue="apart", isolation="process", keep_result=60, retry=NEVER)
+def settling(how: str) -> str:
+    """Completes its job in a transaction, and dies or not before or after the commit."""
+    job = pgqueue.current_job()
+    if how == "by itself":
+        with job.transaction() as own:
+            own.execute("INSERT INTO trace (job_id, what) VALUES (%s, 'own')", (job.id,))
+        raise ValueError("after the commit")
+    url = pq.settings.database_url
+    assert url is not None
+    with psycopg.connect(url) as connection:
+        with job.transaction(using=connection):
+            connection.execute("INSERT INTO trace (job_id, what) VALUES (%s, 'business')", (job.id,))
+            job.set_result("set in the block")
+        if how == "dies before the commit":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "rolls back":
+            connection.rollback()
+        connection.commit()
+        if how == "dies after the commit":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return "too late"
+
+
+@pq.task(name="reporting", queue="apart", isolation="process", retry=NEVER)
+def reporting() -> None:
+    """Says very often how far it is, and then nothing until the gate is open."""
+    job = pgqueue.current_job()
+    for number in range(5000):
+        job.progress(number / 50, f"step {number}")
+    trace("start")
+    wait_for_gate()

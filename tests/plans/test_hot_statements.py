@@ -22,7 +22,9 @@ FULL = {"floors": [-(2**15)], "ceilings": [2**15 - 1], "after": [-(2**63)]}
 HINTED = {"floors": [1, 0, -(2**15)], "ceilings": [2**15 - 1, 0, -1], "after": [-(2**63), 500, -(2**63)]}
 PAIRS = {"queue": "q", "ids": [1, 2, 3], "tokens": [1, 2, 3], "lanes_channel": None}
 RETRY = {"delays": [0.0, 1.0, 2.0], "spent": [True] * 3, "errors": [None] * 3, "archive": True, "channel": None}
-BURY = {"reasons": ["x"] * 3, "errors": [None] * 3}
+BURY = {"reasons": ["x"] * 3, "errors": [None] * 3, "channel": None}
+KEPT = {"values": [None] * 3, "errors": [None] * 3, "seconds": [1.0, -1.0, 2.0], "channel": "pgqueue"}
+REPORT = {"percents": [1.0, -1.0, 2.0], "messages": [""] * 3}
 FROM_START = {"after": "-infinity", "seen": []}
 HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_claim (full pass)": ("job_claim", {**CLAIM, **FULL}),
@@ -31,6 +33,12 @@ HOT: dict[str, tuple[str, dict[str, Any]]] = {
         "job_complete",
         {**PAIRS, "archive": True, "state": "completed", "reasons": [None] * 3, "leases": [1]},
     ),
+    "job_complete_kept": (
+        "job_complete_kept",
+        {**PAIRS, **KEPT, "archive": True, "state": "completed", "reasons": [None] * 3, "leases": [1]},
+    ),
+    "job_doubt": ("job_doubt", PAIRS),
+    "progress_write": ("progress_write", {**PAIRS, **REPORT}),
     "lease_free": ("lease_free", {"queue": "q", "leases": [1]}),
     "job_retry": ("job_retry", {**PAIRS, **RETRY}),
     "job_bury": ("job_bury", {**PAIRS, **BURY, "archive": True}),
@@ -100,6 +108,9 @@ def nodes(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
+PKEYS = ("queue_pkey", "job_pkey", "kept_task_pkey")
+
+
 def assert_only_index_access(tree: dict[str, Any]) -> None:
     """No hot table is read as a whole, and the line is read in its order: a bitmap would have to be sorted."""
     scans = [node for node in nodes(tree) if "Scan" in node["Node Type"]]
@@ -108,7 +119,7 @@ def assert_only_index_access(tree: dict[str, Any]) -> None:
     assert "Seq Scan" not in {node["Node Type"] for node in read}
     for node in scans:
         if node.get("Index Name"):
-            assert "queue = " in node["Index Cond"] or node["Index Name"] in ("queue_pkey", "job_pkey"), node
+            assert "queue = " in node["Index Cond"] or node["Index Name"] in PKEYS, node
         if node.get("Index Name") in ("job_claim", "job_due"):
             assert node["Node Type"] in ("Index Scan", "Index Only Scan"), node
 

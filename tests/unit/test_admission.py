@@ -1,0 +1,70 @@
+"""What a worker remembers of the rows of `admission`, and when it looks at all of them, without a database."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgqueue.ops.admission import AdmissionMark
+
+
+class Clock:
+    """A clock that moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def look(mark: AdmissionMark, clock: Clock, last: int | None, *, cost: float = 0.0) -> int:
+    """A pass that takes `cost` seconds and rows up to `last`; where it began."""
+    after = mark.after()
+    clock.now += cost
+    mark.took(last)
+    return after
+
+
+def test_passes_begin_behind_what_was_taken_and_once_a_second_at_the_start() -> None:
+    clock = Clock()
+    mark = AdmissionMark(clock)
+    assert look(mark, clock, 7) == 0
+    assert look(mark, clock, 9) == 7
+    clock.now += 0.9
+    assert look(mark, clock, 12) == 9
+    clock.now += 0.2
+    assert look(mark, clock, None) == 0
+    assert look(mark, clock, 15) == 12
+    assert mark.owed_in() is None
+
+
+def test_a_pass_behind_the_mark_that_finds_nothing_owes_a_pass_from_the_start() -> None:
+    clock = Clock()
+    mark = AdmissionMark(clock)
+    assert look(mark, clock, 7, cost=0.01) == 0
+    assert look(mark, clock, None) == 7
+    assert mark.owed_in() == pytest.approx(0.2)
+    assert look(mark, clock, None) == 7, "not before twenty times its duration has passed"
+    clock.now += 0.21
+    assert mark.owed_in() == 0
+    assert look(mark, clock, None, cost=0.01) == 0
+    assert mark.owed_in() is None, "from the start there is nothing either"
+
+
+def test_passes_over_very_many_dead_rows_are_rare_and_yet_come() -> None:
+    clock = Clock()
+    mark = AdmissionMark(clock)
+    assert look(mark, clock, 7, cost=0.2) == 0
+    clock.now += 3.9
+    assert look(mark, clock, 8) == 7
+    clock.now += 0.2
+    assert look(mark, clock, 9, cost=100.0) == 0
+    clock.now += 5.1
+    assert look(mark, clock, 10) == 0
+
+
+def test_a_pass_that_failed_is_made_again() -> None:
+    clock = Clock()
+    mark = AdmissionMark(clock)
+    assert mark.after() == 0
+    assert look(mark, clock, 7) == 0
