@@ -24,18 +24,22 @@ from pgqueue.errors import (
 )
 from pgqueue.events import Event, EventName
 from pgqueue.job import Job, JobState
+from pgqueue.middleware import CopyContext, EnqueueCall, InheritHeaders, Middleware
 from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
 from pgqueue.ops.schedule import Schedule
 from pgqueue.outcome import DeadLetter, Discard, Retry, Snooze
 from pgqueue.result import JobResult, Progress
 from pgqueue.retry import Delays, Exponential, Fixed, Linear
+from pgqueue.rules import ByException
 from pgqueue.version import __version__
 
 __all__ = [
     "ArgumentsDoNotBind",
     "AsyncPgQueue",
     "AsyncTask",
+    "ByException",
     "ConfigurationError",
+    "CopyContext",
     "CurrentJob",
     "DatabaseUnavailable",
     "DeadLetter",
@@ -44,15 +48,18 @@ __all__ = [
     "Discard",
     "DuplicateTask",
     "EmbeddedError",
+    "EnqueueCall",
     "Event",
     "EventName",
     "Exponential",
     "Fixed",
+    "InheritHeaders",
     "Job",
     "JobResult",
     "JobState",
     "LeaseLost",
     "Linear",
+    "Middleware",
     "PayloadDecodeError",
     "PayloadError",
     "PgQueue",

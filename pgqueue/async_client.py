@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from pgqueue.config import validate_count
-from pgqueue.core import Jobs, as_ids, failed, selection, snoozed
+from pgqueue.controls import as_ids
+from pgqueue.core import Jobs, failed, selection, snoozed
 from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
 from pgqueue.drivers.hearing import Hearing
 from pgqueue.drivers.pool import AsyncPool
@@ -24,9 +25,9 @@ from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
-from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.ops.admission import LaneStatus
+from pgqueue.ops.cancel import Cancelled, Found, LiveSelection, count_selected
 from pgqueue.ops.dead_letter import DeadLetter
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
@@ -46,6 +47,7 @@ class AsyncTask(BaseTask[P, R], Generic[P, R]):
     def __init__(self, app: AsyncPgQueue, function: Callable[P, R], name: str, options: TaskOptions) -> None:
         super().__init__(function, name, options)
         self.app = app
+        self.chain = app.chain
 
     @overload
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> int: ...
@@ -79,14 +81,19 @@ class AsyncPgQueue(AsyncSchedules):
     @overload
     def task(self, function: Callable[P, R], /) -> AsyncTask[P, R]: ...
     @overload
-    def task(self, *, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], AsyncTask[P, R]]: ...
+    def task(
+        self, *, name: str | None = None, aliases: Sequence[str] = (), **options: Any
+    ) -> Callable[[Callable[P, R]], AsyncTask[P, R]]: ...
     def task(self, *function: Any, **options: Any) -> Any:
-        """Register a function as a task, under `name` or its module and qualified name. Options: see TaskOptions."""
-        name = options.pop("name", None)
+        """Register a function as a task, under `name` or its module and qualified name. Options: see TaskOptions.
+
+        `aliases`: names that the task had before; stored jobs that carry one run by this function.
+        """
+        name, aliases = options.pop("name", None), options.pop("aliases", ())
 
         def register(function: Callable[P, R]) -> AsyncTask[P, R]:
             task = AsyncTask(self, function, name or task_name(function), TaskOptions().changed(options))
-            self.tasks.add(task)
+            self.tasks.add(task, aliases)
             return task
 
         return register(*function) if function else register
@@ -150,7 +157,53 @@ class AsyncPgQueue(AsyncSchedules):
 
     async def cancel(self, ids: int | Iterable[int], *, using: Any = None) -> dict[int, str]:
         """Cancel live jobs by id: "cancelled" if it waited, "requested" if it runs; ids that are not live are left out."""
-        return await self.run(settle_ops.cancel(as_ids(ids), self.settle_options), using)
+        return await self.run(self.cancel_op(ids), using)
+
+    async def cancel_all(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ordering_key: str | None = None,
+        concurrency_key: str | None = None,
+        unique_key: str | None = None,
+        everything: bool = False,
+        using: Any = None,
+    ) -> Cancelled:
+        """Cancel the live jobs for which all of this is true; returns how many were cancelled, and how many asked to stop.
+
+        Concerned is what is live at the call. In bounded steps, each a transaction of its own; all in one with `using`.
+        """
+        op = self.cancel_all_op(
+            queue=queue,
+            task=task,
+            ordering_key=ordering_key,
+            concurrency_key=concurrency_key,
+            unique_key=unique_key,
+            everything=everything,
+        )
+        return await self.run(op, using)
+
+    async def count_live(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        ordering_key: str | None = None,
+        concurrency_key: str | None = None,
+        unique_key: str | None = None,
+        everything: bool = False,
+    ) -> Found:
+        """How many live jobs wait and how many run, of those that cancel_all would concern."""
+        selection = LiveSelection(
+            queue=queue,
+            task=task,
+            ordering_key=ordering_key,
+            concurrency_key=concurrency_key,
+            unique_key=unique_key,
+            everything=everything,
+        )
+        return await self.run(count_selected(selection))
 
     async def result(self, job_id: int) -> JobResult | None:
         """How a job ended, and what its handler returned where its task keeps results; None while it is not over, and where
@@ -258,13 +311,35 @@ class AsyncPgQueue(AsyncSchedules):
         """Every worker that has a row."""
         return await self.run(status_ops.workers())
 
-    async def pause(self, queue: str) -> None:
-        """Stop claims from this queue everywhere; what runs goes on."""
-        await self.run(status_ops.pause(queue))
+    async def pause(
+        self,
+        queue: str,
+        *,
+        task: str | None = None,
+        until: datetime | None = None,
+        seconds: float | timedelta | None = None,
+    ) -> None:
+        """Stop claims from this queue everywhere, or of one task of it; what runs goes on.
 
-    async def resume(self, queue: str) -> bool:
-        """Let claims go on; False when the queue was never paused."""
-        return await self.run(status_ops.resume(queue, channel=self.channel))
+        The pause ends by itself `until` then (an aware datetime) or after so many `seconds`, by the database's clock;
+        otherwise it lasts until `resume`. Of several calls the last one decides about the end.
+        """
+        await self.run(self.pause_op(queue, task, until, seconds))
+
+    async def resume(self, queue: str, *, task: str | None = None) -> bool:
+        """Let claims go on; False when there was no pause to lift.
+
+        Tasks that were paused one by one stay so when their queue is resumed.
+        """
+        return await self.run(self.resume_op(queue, task))
+
+    async def set_queue(self, queue: str, *, ageing: float | timedelta | None) -> None:
+        """`ageing`: after so many seconds in line a job moves up by one priority, and so on; None, the default: never."""
+        await self.run(self.set_queue_op(queue, ageing=ageing))
+
+    async def expire(self, queue: str, *, using: Any = None) -> list[int]:
+        """Archive what waits in this queue and is too old; workers and `claim` do this once a second."""
+        return await self.run(self.expire_op(queue), using)
 
     async def lanes(self, queue: str, *, limit: int = 50) -> list[LaneStatus]:
         """The keys of this queue that have jobs, or of which something was said: parked ones first."""

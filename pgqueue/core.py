@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 from pgqueue import failure, payload
 from pgqueue import retry as retry_policies
 from pgqueue.config import Settings, load_settings, validate_count, validate_name, validate_seconds
+from pgqueue.controls import Controls, as_ids
 from pgqueue.current import settles_itself
 from pgqueue.errors import LeaseLost
 from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
 from pgqueue.keys import PARK, lane_of, width_of
+from pgqueue.middleware import Chain, EnqueueCall, Middleware
 from pgqueue.ops import Op
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import claim as claim_ops
@@ -31,6 +33,7 @@ from pgqueue.ops import settle as settle_ops
 from pgqueue.ops.dead_letter import Selection
 from pgqueue.outcome import Outcome, OutcomeKind, decide
 from pgqueue.retry import DEFAULT_POLICY
+from pgqueue.rules import stored_policy
 from pgqueue.schedule import Definition
 from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
 
@@ -48,12 +51,6 @@ def as_jobs(jobs: Jobs) -> list[Job]:
     return [jobs] if isinstance(jobs, Job) else list(jobs)
 
 
-def as_ids(ids: int | Iterable[int]) -> list[int]:
-    """A list of job ids; ConfigurationError for anything that is not a whole number, a string of digits included."""
-    chosen = [ids] if isinstance(ids, (int, str, bytes)) else list(ids)
-    return [validate_count("a job id", one, least=-(2**63), most=2**63 - 1) for one in chosen]
-
-
 def selection(queue: str | None, task: str | None, ids: int | Iterable[int] | None) -> Selection:
     """Which dead letters an operator means."""
     return Selection(queue=queue, task=task, ids=None if ids is None else as_ids(ids))
@@ -64,7 +61,7 @@ def seconds(what: str, value: float | timedelta, *, least: float = 0.0) -> float
     return validate_seconds(what, value.total_seconds() if isinstance(value, timedelta) else value, least=least)
 
 
-class Core:
+class Core(Controls):
     """See the module. `settings`, `tasks` (the registry) and `events` are public on both clients."""
 
     def __init__(self, database_url: str | None = None, **options: Any) -> None:
@@ -72,19 +69,17 @@ class Core:
         self.tasks = Registry()
         self.code_schedules: dict[str, Definition] = {}
         self.events = Bus()
+        self.chain = Chain()
         self._low_water: dict[str, claim_ops.LowWater] = {}
         self._maintained: dict[str, float] = {}
         self._marks: dict[str, admission_ops.AdmissionMark] = {}
 
-    @property
-    def channel(self) -> str | None:
-        """The NOTIFY channel, which is the schema's name; None when notifications are off."""
-        return self.settings.schema if self.settings.notify else None
+    def middleware(self, middleware: Middleware) -> None:
+        """Wrap this around every enqueue and every run of the tasks of this object; see Middleware.
 
-    @property
-    def settle_options(self) -> settle_ops.SettleOptions:
-        """How settles are written here."""
-        return settle_ops.SettleOptions(archive=self.settings.archive, channel=self.channel)
+        Children of a worker know what was registered when the application was imported.
+        """
+        self.chain.add(middleware)
 
     def watch(self, ids: int | Iterable[int], timeout: float | timedelta | None) -> result_ops.Watch:
         """Waiting for the end of these jobs."""
@@ -115,6 +110,7 @@ class Core:
             lane_rank=None if options.concurrency_key is None and options.fairness_key is None else -options.priority,
             lane_width=width_of(options),
             park=True if options.on_dead == PARK else None,
+            expires_in=options.expires_seconds,
         )
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> enqueue_ops.Call:
@@ -126,6 +122,8 @@ class Core:
     ) -> Op[int]:
         """One job of a registered task. Everything is checked before the operation exists."""
         task.check(args, kwargs)
+        if self.chain.enqueues:
+            options = self._wrapped(task.name, options, args, kwargs)
         envelope = self._envelope(task, options)
         if envelope.has_keys:
             return keyed_ops.enqueue_one(envelope, self.keyed_call(options, args, kwargs))
@@ -138,6 +136,8 @@ class Core:
 
         Two chunks of `calls` are read here, the rest as the chunks go out.
         """
+        if self.chain.enqueues:
+            options = self._wrapped(task.name, options, None, None)
         envelope = self._envelope(task, options)
         if envelope.has_keys:
             return keyed_ops.enqueue_keyed(envelope, self._keyed_calls(task, options, calls)), True
@@ -154,7 +154,10 @@ class Core:
         if task is not None:
             return self.enqueue_op(task, task.defaults.for_call(options), args, kwargs)
         chosen = TaskOptions().for_call(options)
-        retry_json = None if chosen.retry == DEFAULT_POLICY else retry_policies.to_json(chosen.retry)
+        if self.chain.enqueues:
+            chosen = self._wrapped(name, chosen, args, kwargs)
+        policy = stored_policy(chosen.retry)
+        retry_json = None if policy == DEFAULT_POLICY else retry_policies.to_json(policy)
         envelope = self.envelope(name, chosen, retry_json)
         if envelope.has_keys:
             return keyed_ops.enqueue_one(envelope, self.keyed_call(chosen, args, kwargs))
@@ -171,6 +174,16 @@ class Core:
             args, kwargs = split_call(given)
             task.check(args, kwargs)
             yield self.keyed_call(options, args, kwargs)
+
+    def _wrapped(
+        self, name: str, options: TaskOptions, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> TaskOptions:
+        """The options with the headers that middleware wants; what it raises refuses the enqueue."""
+        given = dict(options.headers or {})
+        call = EnqueueCall(task=name, queue=options.queue, args=args, kwargs=kwargs, headers=dict(given))
+        for middleware in self.chain.enqueues:
+            middleware.enqueue(call)
+        return options if call.headers == given else dataclasses.replace(options, headers=call.headers)
 
     def _calls(self, task: BaseTask[..., Any], calls: Calls) -> Iterator[enqueue_ops.Call]:
         for given in calls:
@@ -189,7 +202,7 @@ class Core:
     def _retry_json(self, task: BaseTask[..., Any], options: TaskOptions) -> str | None:
         if options.retry == task.defaults.retry:
             return task.retry_json
-        return retry_policies.to_json(options.retry)
+        return retry_policies.to_json(stored_policy(options.retry))
 
     # Claim and settle
 
@@ -212,6 +225,7 @@ class Core:
                 if due:
                     yield from rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
                     yield from rescue_ops.promote(queue, channel=None)
+                    yield from self.expire_op(queue)
                 taken += yield from self._claim_from(queue, limit - len(taken), lease, own, due)
             except Exception:
                 if taken and own:

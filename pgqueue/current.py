@@ -59,7 +59,7 @@ class CurrentJob:
     handler should stop soon, and what it still writes should carry `token` as a fence.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_desk", "_extend", "_job", "_result", "_stage", "frees")
+    __slots__ = ("_cancelled", "_deadline", "_desk", "_extend", "_frees", "_job", "_result", "_stage")
 
     def __init__(self, job: Job, extend: Callable[[Job, float], None], desk: Desk | None = None) -> None:
         self._job = job
@@ -67,7 +67,7 @@ class CurrentJob:
         self._desk = desk
         self._stage = Stage.WORKER
         self._result = UNSET
-        self.frees = False  # a lane has a free slot, once what the handler settled is committed
+        self._frees = False
         self._cancelled = False
         self._deadline = None if job.timeout is None else time.monotonic() + job.timeout
 
@@ -181,6 +181,15 @@ class CurrentJob:
         """Who settles the job."""
         return self._stage
 
+    @property
+    def frees(self) -> bool:
+        """Whether a lane has a free slot once what the handler settled is committed."""
+        return self._frees
+
+    @frees.setter
+    def frees(self, value: bool) -> None:
+        self._frees = value
+
     def note(self, stage: Stage) -> None:
         """The same as a child process has said it."""
         self._stage = stage
@@ -210,6 +219,11 @@ class CurrentJob:
 
 
 _current: contextvars.ContextVar[CurrentJob] = contextvars.ContextVar("pgqueue_current_job")
+
+
+def running_job() -> CurrentJob | None:
+    """The same as current_job; None outside of a handler."""
+    return _current.get(None)
 
 
 def current_job() -> CurrentJob:

@@ -18,6 +18,7 @@ class JobState(enum.StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
+    EXPIRED = "expired"
     DISCARDED = "discarded"
     DEAD = "dead"
 
@@ -26,7 +27,8 @@ class Job(NamedTuple):
     """One claimed job.
 
     `token` is the fencing token of this claim: every settle checks it, and a handler may use it in its own writes
-    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1.
+    (``UPDATE … WHERE fence < token``), since a later claim always has a larger one. `attempt` counts from 1. `expires_in`:
+    seconds, at the claim, until it is too old to be started; None where it does not expire.
     """
 
     id: int
@@ -44,6 +46,7 @@ class Job(NamedTuple):
     kwargs_json: str | None
     retry_json: str | None
     headers_json: str | None
+    expires_in: float | None = None
 
     def __repr__(self) -> str:
         """Without the payload, which may hold secrets."""

@@ -40,6 +40,15 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.SCHEDULE_SKIPPED: (_WARNING, "schedule {schedule} made no job for {count} tick(s): {reason}"),
     EventName.SCHEDULE_DEFINED: (_INFO, "wrote the schedules {names} as the code has them"),
     EventName.SCHEDULE_FAILED: (_ERROR, "schedule {schedule} cannot be read here, again in {retry_in} s: {detail}"),
+    EventName.JOBS_EXPIRED: (_WARNING, "{count} job(s) of queue {queue} were too old to be run: {ids}"),
+    EventName.JOBS_AGED: (_DEBUG, "{count} job(s) of queue {queue} moved up by one priority"),
+    EventName.JOBS_CANCELLED: (_INFO, "cancelled {cancelled} waiting job(s), asked {requested} running ones to stop"),
+    EventName.QUEUE_PAUSED: (_INFO, "queue {queue} is paused (task: {task}) until {until}"),
+    EventName.QUEUE_RESUMED: (_INFO, "queue {queue} is resumed (task: {task})"),
+    EventName.TASK_POLICY_FAILED: (
+        _WARNING,
+        "the retry policy of task {task} failed for job {id} on queue {queue} ({error}): its stored policy decides",
+    ),
     EventName.TASK_CIRCUIT_OPENED: (
         _WARNING,
         "holding back task {task} of queue {queue}: {failures} attempts in a row failed with {reason}; next in {pause} s",

@@ -127,7 +127,7 @@ def decide(job: Job, error: BaseException | None, *, random: float) -> Outcome:
     try:
         return _decide(job, error, random)
     except Exception:  # noqa: BLE001 (a signal with broken attributes is still a failed run)
-        return _failed(job, describe(error), DEFAULT_POLICY.delay(job.attempt, random))
+        return after_failure(job, describe(error), DEFAULT_POLICY.delay(job.attempt, random))
 
 
 def _decide(job: Job, error: BaseException, random: float) -> Outcome:
@@ -137,11 +137,11 @@ def _decide(job: Job, error: BaseException, random: float) -> Outcome:
         return Outcome(OutcomeKind.DISCARD, reason=one_line(describe(error).message, _REASON_BYTES) or None)
     failure = describe(error)
     if _is(error, DeadLetter):
-        return _dead(job, failure)
+        return buried(job, failure)
     if _is(error, Retry) and error.delay is not None:
         with suppress(ConfigurationError):  # set by hand after construction: the policy's delay stands
-            return dataclasses.replace(_failed(job, failure, seconds("delay", error.delay)), steered=True)
-    return _failed(job, failure, from_json(job.retry_json).delay(job.attempt, random))
+            return dataclasses.replace(after_failure(job, failure, seconds("delay", error.delay)), steered=True)
+    return after_failure(job, failure, from_json(job.retry_json).delay(job.attempt, random))
 
 
 def _is(error: BaseException, kind: type[_S]) -> TypeGuard[_S]:
@@ -149,11 +149,13 @@ def _is(error: BaseException, kind: type[_S]) -> TypeGuard[_S]:
     return issubclass(type(error), kind)
 
 
-def _failed(job: Job, failure: Failure, delay: float) -> Outcome:
+def after_failure(job: Job, failure: Failure, delay: float) -> Outcome:
+    """A retry after `delay` seconds, or the dead letters after the last attempt."""
     if job.attempt >= job.max_attempts:
-        return _dead(job, failure)
+        return buried(job, failure)
     return Outcome(OutcomeKind.RETRY, delay=delay, error_json=failure.to_json(attempt=job.attempt))
 
 
-def _dead(job: Job, failure: Failure) -> Outcome:
+def buried(job: Job, failure: Failure) -> Outcome:
+    """The dead letters."""
     return Outcome(OutcomeKind.DEAD, error_json=failure.to_json(attempt=job.attempt), reason=failure.summary)

@@ -15,6 +15,7 @@ from pgqueue.ops import Op
 from pgqueue.ops import schedule as ops
 from pgqueue.ops.schedule import Schedule
 from pgqueue.retry import DEFAULT_POLICY
+from pgqueue.rules import stored_policy
 from pgqueue.schedule import GRACE, Definition, check_changes, rhythm
 from pgqueue.task import BaseTask, TaskOptions
 
@@ -69,8 +70,9 @@ class Schedules(Core):
         timing = rhythm(**{part: given.pop(part) for part in parts})
         known = task if isinstance(task, BaseTask) else self.tasks.get(task)
         options = (known.defaults if known is not None else TaskOptions()).for_call(given)
-        task_name = validate_name("task", task) if isinstance(task, str) else task.name
-        return Definition(name=name, rhythm=timing, job=self._job(task_name, known, options, args, kwargs))
+        # Not the old name of a renamed task.
+        stored = known.name if known is not None else validate_name("task", str(task))
+        return Definition(name=name, rhythm=timing, job=self._job(stored, known, options, args, kwargs))
 
     def _job(
         self,
@@ -82,7 +84,7 @@ class Schedules(Core):
     ) -> Mapping[str, Any]:
         if options.delay is not None or options.run_at is not None:
             raise ConfigurationError("a schedule says when its jobs run: leave out delay and run_at")
-        if options.has_keys:
+        if options.has_lane:
             raise ConfigurationError(
                 f"task {name} has a key, and a tick makes jobs without keys: schedule a task that enqueues it"
             )
@@ -92,10 +94,11 @@ class Schedules(Core):
         if task is not None:
             retry_json = self._retry_json(task, options)
         else:
-            retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
+            policy = stored_policy(options.retry)
+            retry_json = None if policy == DEFAULT_POLICY else retry_policies.to_json(policy)
         params = self.envelope(name, options, retry_json).params
         job = {part: value for part, value in params.items() if part not in _OF_THE_MOMENT}
-        return {**job, "args": call[0], "kwargs": call[1]}
+        return {**job, "expires_in": options.expires_seconds, "args": call[0], "kwargs": call[1]}
 
 
 class SyncSchedules(Schedules):

@@ -144,6 +144,7 @@ def _job(metadata: MetaData) -> None:
         *_keys(),
         Column("admitted", Boolean),
         Column("park", Boolean),
+        _time("expires_at", nullable=True),
     ]
     job = Table("job", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="job_pkey"))
     claimable = job.c.position.is_not(None)
@@ -151,6 +152,7 @@ def _job(metadata: MetaData) -> None:
     Index("job_cancel", job.c.queue, job.c.id, postgresql_where=job.c.cancel_requested)
     _index_lanes(job)
     Index("job_due", job.c.queue, job.c.run_at, postgresql_where=job.c.run_at.is_not(None))
+    Index("job_expiry", job.c.queue, job.c.expires_at, postgresql_where=job.c.expires_at.is_not(None))
 
 
 def _keys() -> list[Column[Any]]:
@@ -270,8 +272,18 @@ def _archive(metadata: MetaData) -> None:
 
 
 def _queue(metadata: MetaData) -> None:
-    key = PrimaryKeyConstraint("name", name="queue_pkey")
-    Table("queue", metadata, _name("name"), _time("paused_at", nullable=True), key)
+    columns: list[Column[Any]] = [
+        _name("name"),
+        _time("paused_at", nullable=True),
+        _time("paused_until", nullable=True),
+        Column("paused_tasks", JSONB),
+        Column("ageing", Double),
+        Column("ageing_mark", BigInteger),
+        Column("ageing_next", BigInteger),
+        Column("ageing_level", SmallInteger),
+        _time("aged_at", nullable=True),
+    ]
+    Table("queue", metadata, *columns, PrimaryKeyConstraint("name", name="queue_pkey"))
 
 
 def _schedule(metadata: MetaData) -> None:
@@ -301,6 +313,7 @@ def _schedule(metadata: MetaData) -> None:
         _time("last_at", nullable=True),
         Column("last_job_id", BigInteger),
         Column("last_queue", Text(collation="C")),
+        Column("expires_in", Double),
     ]
     schedule = Table("schedule", metadata, *columns, PrimaryKeyConstraint("name", name="schedule_pkey"))
     waiting = schedule.c.next_at.is_not(None) & schedule.c.paused_at.is_(None)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from pgqueue import retry as retry_policies
-from pgqueue.config import validate_count, validate_name, validate_priority, validate_seconds
+from pgqueue.config import shown, validate_count, validate_name, validate_priority, validate_seconds
 from pgqueue.errors import ArgumentsDoNotBind, ConfigurationError, DuplicateTask, UnknownTask
 from pgqueue.keys import CONTINUE, PARK, Key, validate_key_option
 from pgqueue.result import DEFAULT_KEEP
 from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
+from pgqueue.rules import RetryRule, is_rule, stored_policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,8 +34,10 @@ class TaskOptions:
 
     `priority`: -100 to 100, higher runs first. `max_attempts`: the total number of runs. `delay`: seconds or a timedelta.
     `run_at`: an aware datetime. `timeout`: seconds after which an `async def` is cancelled and a plain function sees
-    `current_job().cancelled`; a child process is killed then. `retry`: the policy for the time between attempts. `headers`:
-    a JSON object beside the arguments.
+    `current_job().cancelled`; a child process is killed then. `retry`: the policy for the time between attempts; for a task
+    also ByException, or a function of the job and the exception. `headers`: a JSON object beside the arguments.
+    `expires_in`: seconds or a timedelta from the enqueue, or from the due time of a job for later, after which it is not
+    started any more.
 
     `ordering_key`: jobs of one key run one at a time, in the order in which they were enqueued; `on_dead="park"` stops the
     key when one of them is dead-lettered, until an operator decides. `concurrency_key`: at most `concurrency_limit` jobs of
@@ -50,11 +53,12 @@ class TaskOptions:
     queue: str = "default"
     priority: int = 0
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    retry: Policy = DEFAULT_POLICY
+    retry: RetryRule = DEFAULT_POLICY
     timeout: float | None = None
     delay: float | timedelta | None = None
     run_at: datetime | None = None
     headers: Mapping[str, Any] | None = None
+    expires_in: float | timedelta | None = None
     ordering_key: Key | None = None
     concurrency_key: Key | None = None
     concurrency_limit: int | None = None
@@ -70,9 +74,9 @@ class TaskOptions:
         validate_count("max_attempts", self.max_attempts)
         if self.timeout is not None:
             validate_seconds("timeout", self.timeout, least=0.001)
-        if not isinstance(self.retry, Policy):
+        if not isinstance(self.retry, Policy) and not is_rule(self.retry):
             raise ConfigurationError(
-                f"retry must be one of pgqueue's policies, such as Exponential(), not {self.retry!r}"
+                f"retry must be one of pgqueue's policies, such as Exponential(), or a function, not {self.retry!r}"
             )
         if self.delay is not None and self.run_at is not None:
             raise ConfigurationError("give delay or run_at, not both")
@@ -84,6 +88,8 @@ class TaskOptions:
             )
         if self.headers is not None and not isinstance(self.headers, Mapping):
             raise ConfigurationError("headers must be a mapping")
+        if self.expires_in is not None:
+            validate_seconds("expires_in", self.expires_seconds, least=0.001)
         self._check_isolation()
         self._check_keys()
         if self.keep_seconds is not None:
@@ -107,9 +113,14 @@ class TaskOptions:
             raise ConfigurationError(f'on_dead="{PARK}" stops a line of jobs: it needs an ordering_key')
 
     @property
-    def has_keys(self) -> bool:
-        """Whether its jobs may have keys, and so take the longer way into the queue."""
+    def has_lane(self) -> bool:
+        """Whether its jobs may have a key that orders or limits them."""
         return any(getattr(self, name) is not None for name in LANE_KEYS)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its jobs may have keys or expire, and so take the longer way into the queue."""
+        return self.expires_in is not None or self.has_lane
 
     def _check_isolation(self) -> None:
         if self.isolation not in (THREAD, PROCESS):
@@ -136,6 +147,11 @@ class TaskOptions:
             return DEFAULT_KEEP
         return None if self.keep_result is False or self.keep_result is None else self.keep_result
 
+    @property
+    def expires_seconds(self) -> float | None:
+        """The same for `expires_in`."""
+        return self.expires_in.total_seconds() if isinstance(self.expires_in, timedelta) else self.expires_in
+
     def changed(self, changes: Mapping[str, Any]) -> TaskOptions:
         """These options with `changes`; ConfigurationError names an unknown one and a near match."""
         known = [field.name for field in dataclasses.fields(self)]
@@ -153,11 +169,20 @@ class TaskOptions:
                 raise ConfigurationError(
                     f"{name} belongs to the task, not to a call: give it where the task is defined"
                 )
+        if is_rule(changes.get("retry")):
+            raise ConfigurationError(
+                "a policy per exception belongs to the task, not to a call: exceptions are classes of the worker's process"
+            )
         return self.changed(changes)
 
 
 class BaseTask(Generic[P, R]):
-    """A function with a name and options; calling it calls the function."""
+    """A function with a name and options; calling it calls the function.
+
+    `rule`: what decides about its failures here; None where that is the policy stored with the job.
+    """
+
+    chain: Any = None  # the middleware of its application
 
     def __init__(self, function: Callable[P, R], name: str, options: TaskOptions) -> None:
         self.function = function
@@ -166,7 +191,9 @@ class BaseTask(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.keeps = options.keep_seconds  # asked for at the end of every run
         self.envelope: Any = None  # what the client keeps of the last enqueue with these options
-        self.retry_json = None if options.retry == DEFAULT_POLICY else retry_policies.to_json(options.retry)
+        self.rule = None if isinstance(options.retry, Policy) else options.retry
+        stored = stored_policy(options.retry)
+        self.retry_json = None if stored == DEFAULT_POLICY else retry_policies.to_json(stored)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(
                 f"task {name} is a generator: calling it would run nothing; write it as a function"
@@ -234,24 +261,36 @@ def import_name(module: str) -> str:
 
 
 class Registry(Mapping[str, BaseTask[..., Any]]):
-    """Tasks by name. A worker runs nothing that is not in here: names from the database are looked up, never imported."""
+    """Tasks by name, found also by their aliases. A worker runs nothing that is not in here: names from the database are
+    looked up, never imported."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, BaseTask[..., Any]] = {}
+        self._aliases: dict[str, BaseTask[..., Any]] = {}
 
-    def add(self, task: BaseTask[..., Any]) -> None:
-        """Register; DuplicateTask when another function has the name (the same one again, after a reload, replaces it)."""
-        validate_name("task", task.name)
-        known = self._tasks.get(task.name)
-        if known is not None and _place(known.function) != _place(task.function):
-            raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them name=…")
+    def add(self, task: BaseTask[..., Any], aliases: Sequence[str] = ()) -> None:
+        """Register, with the names that it had before; DuplicateTask when another function has one of these names (the same
+        one again, after a reload, replaces it)."""
+        if isinstance(aliases, str) or not isinstance(aliases, Sequence):
+            raise ConfigurationError(f"aliases must be a list of names, not {shown(aliases)}")
+        for name in (task.name, *aliases):
+            validate_name("task", name)
+            known = self.get(name)
+            if known is not None and _place(known.function) != _place(task.function):
+                raise DuplicateTask(f"two tasks are named {name!r}: give one of them name=…")
+        if task.name in aliases:
+            raise ConfigurationError(f"{task.name!r} is the name of the task: leave it out of its aliases")
+        self._aliases = {name: other for name, other in self._aliases.items() if other.name != task.name}
         self._tasks[task.name] = task
+        self._aliases.update(dict.fromkeys(aliases, task))
 
     def find(self, name: str) -> BaseTask[..., Any]:
-        """The task of that name; UnknownTask names near matches."""
+        """The task of that name or alias; UnknownTask names near matches."""
         try:
             return self._tasks[name]
         except KeyError:
+            if (renamed := self._aliases.get(name)) is not None:
+                return renamed
             near = difflib.get_close_matches(name, self._tasks, n=3)
             hint = f"; similar: {', '.join(near)}" if near else ""
             raise UnknownTask(f"no task named {name!r} is registered{hint}") from None
@@ -261,7 +300,8 @@ class Registry(Mapping[str, BaseTask[..., Any]]):
         return sorted({task.defaults.queue for task in self._tasks.values()})
 
     def __getitem__(self, name: str) -> BaseTask[..., Any]:
-        return self._tasks[name]
+        task = self._tasks.get(name)
+        return self._aliases[name] if task is None else task
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)

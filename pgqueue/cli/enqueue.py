@@ -40,6 +40,9 @@ def enqueue(
     priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="-100 to 100, higher first.")] = None,
     delay: Annotated[float | None, typer.Option("--delay", metavar="S", help="Seconds to wait before it runs.")] = None,
     max_attempts: Annotated[int | None, typer.Option("--max-attempts", metavar="N", help="Runs in all.")] = None,
+    expires_in: Annotated[
+        float | None, typer.Option("--expires-in", metavar="S", help="Seconds after which it is not started any more.")
+    ] = None,
     app: AppName = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Enqueue without the application: name and arguments are not checked.")
@@ -48,7 +51,8 @@ def enqueue(
     """Enqueue one job and print its id."""
     positional = parsed("--args", args, list, "list, such as '[42]'")
     keywords = parsed("--kwargs", kwargs, dict, """object, such as '{"upload_id": 42}'""")
-    chosen = {"queue": queue, "priority": priority, "delay": delay, "max_attempts": max_attempts}
+    times = {"delay": delay, "expires_in": expires_in}
+    chosen = {"queue": queue, "priority": priority, "max_attempts": max_attempts, **times}
     options = {name: value for name, value in chosen.items() if value is not None}
     with usage():
         validate_name("task", task)

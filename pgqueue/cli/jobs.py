@@ -9,14 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from pgqueue.cli.database import check_queue, queue
-from pgqueue.cli.errors import UsageMistake
-from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, placed
-from pgqueue.cli.output import decoded, note_hidden, without, write_json, write_table
+from pgqueue.cli.errors import UsageMistake, usage
+from pgqueue.cli.options import AsJson, Limit, Place, QueueName, TaskName, Yes, placed
+from pgqueue.cli.output import decoded, note_hidden, without, write, write_json, write_table
+from pgqueue.cli.questions import confirm
 from pgqueue.ops import result as result_ops
+from pgqueue.ops.cancel import LiveSelection
 from pgqueue.ops.status import LiveJob
 from pgqueue.result import Progress
 
 Ids = Annotated[list[int], typer.Argument(metavar="ID", min=1, help="Ids of jobs.")]
+SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", min=1, help="Ids of jobs.")]
 
 
 class State(enum.StrEnum):
@@ -66,8 +69,45 @@ def jobs(
 
 
 @placed
-def cancel(place: Place, ids: Ids, as_json: AsJson = False) -> int:
-    """Cancel live jobs: what waits ends at once, what runs is asked to stop. Exit status 1 if one is not live."""
+def cancel(
+    place: Place,
+    ids: SomeIds = None,
+    queue_name: QueueName = None,
+    task: TaskName = None,
+    ordering_key: Annotated[
+        str | None, typer.Option("--ordering-key", metavar="KEY", help="Only jobs of this ordering key.")
+    ] = None,
+    concurrency_key: Annotated[
+        str | None, typer.Option("--concurrency-key", metavar="KEY", help="Only jobs of this concurrency key.")
+    ] = None,
+    unique_key: Annotated[
+        str | None, typer.Option("--unique-key", metavar="KEY", help="Only the job of this unique key.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All live jobs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how many wait and how many run.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int:
+    """Cancel live jobs: what waits ends at once, what runs is asked to stop.
+
+    By id, with exit status 1 if one is not live; or all jobs of a queue, a task and a key.
+    """
+    keys = {"ordering_key": ordering_key, "concurrency_key": concurrency_key, "unique_key": unique_key}
+    selection = {"queue": queue_name, "task": task, **keys}
+    if ids:
+        if everything or dry_run or any(value is not None for value in selection.values()):
+            raise UsageMistake("give ids alone, or --queue, --task, keys or --all without ids")
+        return _cancel_ids(place, ids, as_json)
+    if not everything and all(value is None for value in selection.values()):
+        raise UsageMistake(
+            "which jobs? give ids, --queue, --task, --ordering-key, --concurrency-key, --unique-key or --all"
+        )
+    with usage():
+        LiveSelection(**selection, everything=everything)
+    return _cancel_all(place, {**selection, "everything": everything}, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _cancel_ids(place: Place, ids: list[int], as_json: bool) -> int:
     with queue(place) as pq:
         answer = pq.cancel(dict.fromkeys(ids))
     results = [(job_id, answer.get(job_id, "not live")) for job_id in dict.fromkeys(ids)]
@@ -76,6 +116,29 @@ def cancel(place: Place, ids: Ids, as_json: AsJson = False) -> int:
     else:
         write_table(["id", "result"], results)
     return int(len(answer) < len(results))
+
+
+def _cancel_all(place: Place, selection: dict[str, Any], *, dry_run: bool, yes: bool, as_json: bool) -> int:
+    with queue(place) as pq:
+        check_queue(pq, selection["queue"])
+        found = pq.count_live(**selection)
+        if dry_run:
+            say = f"{found.waiting} job(s) wait, {found.running} run"
+            if as_json:
+                write_json([found._asdict()])
+            else:
+                write(say)
+            return 0
+        if any(found):
+            confirm(
+                f"this would cancel {found.waiting} waiting job(s) and ask {found.running} running one(s) to stop", yes
+            )
+        done = pq.cancel_all(**selection)
+    if as_json:
+        write_json([done._asdict()])
+    else:
+        write(f"{done.cancelled} job(s) cancelled, {done.requested} running one(s) asked to stop")
+    return 0
 
 
 def _row(job: LiveJob, said: Progress | None) -> tuple[Any, ...]:

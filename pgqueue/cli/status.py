@@ -9,7 +9,7 @@ import typer
 from pgqueue.cli.database import check_queue, queue
 from pgqueue.cli.options import AsJson, Place, QueueName, placed
 from pgqueue.cli.output import cell, write, write_json, write_table
-from pgqueue.ops.status import MOST, HeldBack
+from pgqueue.ops.status import MOST, HeldBack, QueueStatus
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 @placed
 def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) -> int:
-    """Show every queue: how many jobs are ready, blocked, scheduled, running and dead, and which workers hold it back.
+    """Show every queue: how many jobs are ready, blocked, scheduled, running and dead, what is paused, who holds it back.
 
     A worker holds a task back while its attempts keep failing for one reason. A job is blocked while it waits for its key.
     """
@@ -47,9 +47,23 @@ def status(place: Place, queue_name: QueueName = None, as_json: AsJson = False) 
         ],
     )
     for row in found:
+        for line in _settings(row):
+            write(line)
         for held in row.held_back:
             write(_held_back(row.queue, held))
     return 0
+
+
+def _settings(row: QueueStatus) -> list[str]:
+    lines = []
+    if row.paused_until is not None:
+        lines.append(f"queue {cell(row.queue)} is paused until {cell(row.paused_until)}")
+    for pause in row.paused_tasks:
+        until = "" if pause.until is None else f" until {cell(pause.until)}"
+        lines.append(f"task {cell(pause.task)} of queue {cell(row.queue)} is paused{until}")
+    if row.ageing is not None:
+        lines.append(f"jobs that wait in queue {cell(row.queue)} move up by one priority every {row.ageing:g} s")
+    return lines
 
 
 def _held_back(queue_name: str, held: HeldBack) -> str:

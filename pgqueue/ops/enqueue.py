@@ -35,6 +35,7 @@ class Envelope:
     lane_rank: int | None = None
     lane_width: int | None = None
     park: bool | None = None
+    expires_in: float | None = None
     params: dict[str, object] = field(init=False, repr=False, compare=False)
     """What every enqueue statement is given."""
     keyed: dict[str, object] = field(init=False, repr=False, compare=False)
@@ -55,7 +56,8 @@ class Envelope:
             "prefix": self.prefix,
         }
         object.__setattr__(self, "params", params)
-        keyed = {"lane_rank": self.lane_rank, "lane_width": self.lane_width, "park": self.park}
+        keyed: dict[str, object] = {"lane_rank": self.lane_rank, "lane_width": self.lane_width, "park": self.park}
+        keyed["expires_in"] = self.expires_in
         object.__setattr__(self, "keyed", keyed)
 
 

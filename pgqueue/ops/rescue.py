@@ -57,12 +57,15 @@ def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
 
 
 class Agenda(NamedTuple):
-    """Seconds until the next lease ends, until the next job is due and until a lane is to be looked at; 0 or less means now,
-    None that there is none."""
+    """Seconds until the next lease ends, the next job is due, a lane is to be looked at, a waiting job expires, a pause ends
+    by itself, and priorities age; 0 or less means now, None that there is none."""
 
     expires_in: float | None
     due_in: float | None
     admission_in: float | None
+    late_in: float | None
+    resume_in: float | None
+    age_in: float | None
 
 
 def agenda(queue: str) -> Op[Agenda]:

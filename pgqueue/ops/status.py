@@ -1,4 +1,4 @@
-"""What operators look at: queues, live jobs, workers; and the pause switch of a queue."""
+"""What operators look at: queues, live jobs, workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pgqueue.ops import Int8s, Op, Step
+from pgqueue.ops.ageing import ageing
+from pgqueue.ops.pause import Pause, paused
 
 MOST = 100_000
 """Counts stop here, so that looking never costs more than this many index entries."""
@@ -33,7 +35,9 @@ class QueueStatus:
     """Counts of one queue, each at most `MOST`; `oldest_ready` is the age in seconds of the next job to run, `blocked` jobs
     wait for their key.
 
-    `held_back`: the tasks that live workers leave out for now.
+    `held_back`: the tasks that live workers leave out for now. `paused_until`: when the pause of the queue ends; None for
+    one without an end, and where there is none. `paused_tasks`: the tasks that are paused. `ageing`: seconds after which a
+    waiting job moves up by one priority; None where priorities do not age.
     """
 
     queue: str
@@ -45,6 +49,9 @@ class QueueStatus:
     oldest_ready: float | None
     blocked: int = 0
     held_back: list[HeldBack] = field(default_factory=list)
+    paused_until: datetime | None = None
+    paused_tasks: list[Pause] = field(default_factory=list)
+    ageing: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +108,23 @@ def status(queues: Sequence[str] | None = None) -> Op[list[QueueStatus]]:
     for queue, *facts in (yield Step("circuit_list", {})):
         held_back.setdefault(queue, []).append(HeldBack(*facts))
     names = list(queues) if queues is not None else sorted({*(yield from queue_names()), *held_back})
+    pauses = yield from paused()
+    ages = yield from ageing()
     answer = []
     for name in names:
         rows = yield Step("queue_status", {"queue": name, "most": MOST})
-        answer.append(replace(QueueStatus(name, *rows[0]), held_back=held_back.get(name, [])))
+        here = [pause for pause in pauses if pause.queue == name]
+        counts = QueueStatus(name, *rows[0])
+        until = [pause.until for pause in here if pause.task is None]
+        answer.append(
+            replace(
+                counts,
+                held_back=held_back.get(name, []),
+                paused_until=until[0] if until else None,
+                paused_tasks=[pause for pause in here if pause.task is not None],
+                ageing=ages.get(name),
+            )
+        )
     return answer
 
 
@@ -129,18 +149,10 @@ def workers() -> Op[list[WorkerStatus]]:
     return [WorkerStatus(*row) for row in rows]
 
 
-def pause(queue: str) -> Op[None]:
-    """Stop claims from this queue, on all workers, until it is resumed."""
-    yield Step("queue_pause", {"queue": queue})
-
-
-def resume(queue: str, *, channel: str | None) -> Op[bool]:
-    """Let claims go on; False when the queue had no setting."""
-    rows = yield Step("queue_resume", {"queue": queue, "channel": channel})
-    return bool(rows)
-
-
 def drained(queue: str) -> Op[bool]:
-    """True when nothing is ready or running and no retry waits; a paused queue counts as drained."""
+    """True when nothing is ready or running and no retry waits.
+
+    A paused queue counts as drained, and so do parked lanes, jobs of paused tasks, and what waits behind those in its lane.
+    """
     rows = yield Step("queue_drained", {"queue": queue})
     return bool(rows[0][0])

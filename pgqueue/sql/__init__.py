@@ -21,6 +21,10 @@ FILES = (
     "schedule.sql",
     "worker.sql",
     "status.sql",
+    "pause.sql",
+    "expiry.sql",
+    "ageing.sql",
+    "cancel.sql",
     "reader.sql",
     "result.sql",
 )

@@ -4,6 +4,7 @@
 --   the snapshot of the caller's transaction may be old, and a slow caller must not hold up workers.
 -- woken: one row per lane and commit, so that no commit comes without its own wake-up. A job for later is announced when it is
 --   due.
+-- expires_at: counted from the moment at which the job may run first.
 -- ON CONFLICT: waits for the transaction that holds the key, and goes on when that rolls back; the answer leaves out whom a
 --   committed job of the same key has kept away. Of two with one key in one call the first is taken.
 WITH moment AS MATERIALIZED (
@@ -17,11 +18,12 @@ WITH moment AS MATERIALIZED (
 ), new AS (
     INSERT INTO {schema}.job (
         id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at,
-        unique_key, lane, lane_rank, lane_width, park)
+        unique_key, lane, lane_rank, lane_width, park, expires_at)
     SELECT id, %(queue)s::text, %(task)s::text, args::json, kwargs::json, %(priority)s::int2,
            CASE WHEN lane IS NULL AND (SELECT due <= at FROM timed) THEN id END, (SELECT due FROM timed WHERE due > at),
            %(max_attempts)s::int4, %(timeout)s::float8, %(retry)s::json, %(headers)s::json, (SELECT at FROM timed),
-           unique_key, lane, %(lane_rank)s::int2, %(lane_width)s::int4, %(park)s::bool
+           unique_key, lane, %(lane_rank)s::int2, %(lane_width)s::int4, %(park)s::bool,
+           (SELECT greatest(due, at) + %(expires_in)s::float8 * interval '1 second' FROM timed)
     FROM placed
     ORDER BY number
     ON CONFLICT (unique_key, queue) WHERE unique_key IS NOT NULL DO NOTHING

@@ -140,8 +140,10 @@ SELECT array_agg(id), count(lane) > 0,
 FROM moved
 
 -- name: queue_agenda
--- Seconds until the next lease ends, until the next job is due and until a lane is to be looked at (0 or less: now). One cheap look instead of three statements
--- that find nothing. first: a million rows of lanes that nobody has looked at yet are not read for it. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
+-- Seconds until the next lease ends, until the next job is due, until a lane is to be looked at, until a waiting job expires,
+-- until the next pause ends and until priorities age (0 or less: now). One cheap look instead of six statements that find
+-- nothing. first: a million rows of lanes that nobody has looked at yet are not read for it. Infinity is a job that somebody
+-- parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
 -- from minus infinity.
 SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
         FROM {schema}.lease
@@ -157,7 +159,31 @@ SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
        (SELECT extract(epoch FROM min(coalesce(due_at, 'epoch')) - clock_timestamp())::float8
         FROM (SELECT due_at FROM {schema}.admission
               WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
-              ORDER BY id LIMIT 100) AS first)
+              ORDER BY id LIMIT 100) AS first),
+       (SELECT extract(epoch FROM greatest(expires_at, 'epoch') - clock_timestamp())::float8
+        FROM {schema}.job
+        WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+          AND expires_at IS NOT NULL AND expires_at < 'infinity' AND lease_id IS NULL
+        ORDER BY expires_at
+        LIMIT 1),
+       resume_in, age_in
+FROM (SELECT 1) AS once
+LEFT JOIN (
+    SELECT (SELECT min(seconds) FROM (
+                SELECT extract(epoch FROM paused_until - clock_timestamp())::float8 AS seconds
+                WHERE paused_at IS NOT NULL AND isfinite(paused_until)
+                UNION ALL
+                SELECT greatest(least((term ->> 'until')::numeric - extract(epoch FROM clock_timestamp()), 1e9), -1)::float8
+                FROM jsonb_each(CASE WHEN jsonb_typeof(paused_tasks) = 'object' THEN paused_tasks END) AS paused(task, term)
+                WHERE jsonb_typeof(term -> 'until') = 'number') AS ends
+            WHERE seconds > 0) AS resume_in,
+           CASE WHEN ageing IS NULL THEN NULL
+                WHEN ageing_level IS NOT NULL THEN 0
+                WHEN isfinite(aged_at) THEN greatest(least(ageing, 1e9) - extract(epoch FROM clock_timestamp() - aged_at), 0)
+                ELSE 0 END::float8 AS age_in
+    FROM {schema}.queue
+    WHERE name = %(queue)s::text
+) AS setting ON true
 
 -- name: archive_roll
 SELECT {schema}.archive_roll(%(keep)s::float8 * interval '1 second')

@@ -56,7 +56,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.admission, {schema}.schedule, {
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq, {schema}.lease_tie_seq TO {worker};
 GRANT EXECUTE ON FUNCTION {schema}.archive_roll(interval) TO {worker};
 GRANT INSERT (id, queue, task, args, kwargs, priority, position, run_at, max_attempts, timeout, retry, headers, created_at,
-    unique_key, lane, lane_rank, lane_width, park), SELECT (id, queue, unique_key) ON {schema}.job TO {producer};
+    unique_key, lane, lane_rank, lane_width, park, expires_at), SELECT (id, queue, unique_key) ON {schema}.job TO {producer};
 GRANT INSERT (queue, lane) ON {schema}.admission TO {producer};
 GRANT USAGE ON SEQUENCE {schema}.job_id_seq TO {producer};
 GRANT SELECT ON {schema}.result, {schema}.progress TO {producer};
@@ -64,13 +64,14 @@ GRANT SELECT ON {schema}.lease, {schema}.worker, {schema}.queue, {schema}.admiss
     {schema}.progress TO {reader};
 GRANT SELECT (id, queue, state, finished_at, expires_at) ON {schema}.result TO {reader};
 GRANT SELECT (id, queue, task, priority, position, run_at, attempt, max_attempts, lost, lease_id, cancel_requested, timeout,
-    retry, created_at, unique_key, lane, lane_rank, lane_width, admitted, park) ON {schema}.job TO {reader};
+    retry, created_at, unique_key, lane, lane_rank, lane_width, admitted, park, expires_at) ON {schema}.job TO {reader};
 GRANT SELECT (id, queue, task, priority, attempt, max_attempts, lost, timeout, retry, created_at, died_at,
     unique_key, lane, lane_rank, lane_width, park)
     ON {schema}.dead_letter TO {reader};
 GRANT SELECT (id, queue, task, priority, attempt, lost, state, created_at, finished_at) ON {schema}.archive TO {reader};
 GRANT SELECT (name, cron, every, tz, missed, grace, overlap, queue, task, priority, max_attempts, timeout, retry, definition,
-    superseded, affirmed_at, version, starts_at, ticked_to, next_at, paused_at, last_at, last_job_id, last_queue)
+    superseded, affirmed_at, version, starts_at, ticked_to, next_at, paused_at, last_at, last_job_id, last_queue,
+    expires_in)
     ON {schema}.schedule TO {reader}
 
 -- name: payloads_grant

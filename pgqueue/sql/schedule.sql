@@ -31,6 +31,7 @@ LIMIT %(limit)s::int8
 -- SKIP LOCKED: the second does not wait for the first, nor for somebody's open transaction.
 -- wanted: without overlap, nothing while the last job lives. What changes last_job_id otherwise also changes the version, so that
 --   job is in this statement's view.
+-- greatest(), least(): a number written by hand must not fail the ticks of its schedule.
 -- The subquery with nextval is not flattened (it is volatile), so ids follow the order of the ticks.
 WITH mine AS MATERIALIZED (
     SELECT *
@@ -43,10 +44,13 @@ WITH mine AS MATERIALIZED (
     WHERE overlap OR NOT EXISTS (SELECT 1 FROM {schema}.job AS j WHERE j.id = mine.last_job_id AND j.queue = mine.last_queue)
 ), new AS (
     INSERT INTO {schema}.job (
-        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, created_at)
+        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, created_at,
+        expires_at)
     SELECT placed.id, queue, task, args, kwargs, priority, placed.id, max_attempts, timeout, retry,
            (coalesce(headers::jsonb, '{}') || jsonb_build_object('schedule', mine.name, 'scheduled_for', placed.tick))::json,
-           clock_timestamp()
+           clock_timestamp(),
+           CASE WHEN mine.expires_in IS NOT NULL
+                THEN clock_timestamp() + greatest(least(mine.expires_in, 1e9), 0) * interval '1 second' END
     FROM (SELECT nextval('{schema}.job_id_seq') AS id, tick
           FROM (SELECT unnest(%(ticks)b::text[]) AS tick WHERE EXISTS (SELECT 1 FROM wanted)) AS given) AS placed, mine
     RETURNING id, queue
@@ -91,15 +95,17 @@ WHERE s.name IS NULL
 -- What an operator paused stays paused. Where the timing stays the same the ticks go on as they were; else they begin now.
 INSERT INTO {schema}.schedule AS s (
     name, cron, every, tz, missed, grace, overlap, queue, task, args, kwargs, priority, max_attempts, timeout, retry, headers,
-    definition, affirmed_at)
+    expires_in, definition, affirmed_at)
 VALUES (%(name)s::text, %(cron)s::text, %(every)s::float8, %(tz)s::text, %(missed)s::text, %(grace)s::float8, %(overlap)s::bool,
         %(queue)s::text, %(task)s::text, %(args)s::json, %(kwargs)s::json, %(priority)s::int2, %(max_attempts)s::int4,
-        %(timeout)s::float8, %(retry)s::json, %(headers)s::json, %(definition)s::text, clock_timestamp())
+        %(timeout)s::float8, %(retry)s::json, %(headers)s::json, %(expires_in)s::float8, %(definition)s::text,
+        clock_timestamp())
 ON CONFLICT (name) DO UPDATE
 SET cron = excluded.cron, every = excluded.every, tz = excluded.tz, missed = excluded.missed, grace = excluded.grace,
     overlap = excluded.overlap, queue = excluded.queue, task = excluded.task, args = excluded.args, kwargs = excluded.kwargs,
     priority = excluded.priority, max_attempts = excluded.max_attempts, timeout = excluded.timeout, retry = excluded.retry,
-    headers = excluded.headers, definition = excluded.definition, affirmed_at = excluded.affirmed_at, version = s.version + 1,
+    headers = excluded.headers, expires_in = excluded.expires_in, definition = excluded.definition,
+    affirmed_at = excluded.affirmed_at, version = s.version + 1,
     superseded = CASE WHEN s.definition IS NULL THEN s.superseded
                  ELSE (array_remove(s.superseded, excluded.definition) || s.definition)[greatest(1, cardinality(s.superseded) - 30):]
                  END,
@@ -123,26 +129,27 @@ RETURNING name
 -- A schedule made at run time, or made anew under its name. The same once more changes nothing, so that an application may say it at
 -- every start. One that comes from code is left alone.
 INSERT INTO {schema}.schedule AS s (
-    name, cron, every, tz, missed, grace, overlap, queue, task, args, kwargs, priority, max_attempts, timeout, retry, headers)
+    name, cron, every, tz, missed, grace, overlap, queue, task, args, kwargs, priority, max_attempts, timeout, retry, headers,
+    expires_in)
 VALUES (%(name)s::text, %(cron)s::text, %(every)s::float8, %(tz)s::text, %(missed)s::text, %(grace)s::float8, %(overlap)s::bool,
         %(queue)s::text, %(task)s::text, %(args)s::json, %(kwargs)s::json, %(priority)s::int2, %(max_attempts)s::int4,
-        %(timeout)s::float8, %(retry)s::json, %(headers)s::json)
+        %(timeout)s::float8, %(retry)s::json, %(headers)s::json, %(expires_in)s::float8)
 ON CONFLICT (name) DO UPDATE
 SET cron = excluded.cron, every = excluded.every, tz = excluded.tz, missed = excluded.missed, grace = excluded.grace,
     overlap = excluded.overlap, queue = excluded.queue, task = excluded.task, args = excluded.args, kwargs = excluded.kwargs,
     priority = excluded.priority, max_attempts = excluded.max_attempts, timeout = excluded.timeout, retry = excluded.retry,
-    headers = excluded.headers, version = s.version + 1,
+    headers = excluded.headers, expires_in = excluded.expires_in, version = s.version + 1,
     starts_at = CASE WHEN s.every IS DISTINCT FROM excluded.every THEN excluded.starts_at ELSE s.starts_at END,
     ticked_to = CASE WHEN (s.cron, s.every, s.tz) IS DISTINCT FROM (excluded.cron, excluded.every, excluded.tz)
                 THEN excluded.ticked_to ELSE s.ticked_to END,
     next_at = excluded.next_at
 WHERE s.definition IS NULL
   AND (s.cron, s.every, s.tz, s.missed, s.grace, s.overlap, s.queue, s.task, s.args::text, s.kwargs::text, s.priority,
-       s.max_attempts, s.timeout, s.retry::text, s.headers::text)
+       s.max_attempts, s.timeout, s.retry::text, s.headers::text, s.expires_in)
       IS DISTINCT FROM
       (excluded.cron, excluded.every, excluded.tz, excluded.missed, excluded.grace, excluded.overlap, excluded.queue,
        excluded.task, excluded.args::text, excluded.kwargs::text, excluded.priority, excluded.max_attempts, excluded.timeout,
-       excluded.retry::text, excluded.headers::text)
+       excluded.retry::text, excluded.headers::text, excluded.expires_in)
 RETURNING s.name, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(notice)s::text) END
 
 -- name: schedule_lock
@@ -181,11 +188,14 @@ RETURNING name, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel
 -- version: a tick that was planned before this does not know the new job.
 WITH new AS (
     INSERT INTO {schema}.job (
-        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, created_at)
+        id, queue, task, args, kwargs, priority, position, max_attempts, timeout, retry, headers, created_at,
+        expires_at)
     SELECT placed.id, queue, task, args, kwargs, priority, placed.id, max_attempts, timeout, retry,
            (coalesce(headers::jsonb, '{}') || jsonb_build_object('schedule', name, 'scheduled_for',
                to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')))::json,
-           clock_timestamp()
+           clock_timestamp(),
+           CASE WHEN s.expires_in IS NOT NULL
+                THEN clock_timestamp() + greatest(least(s.expires_in, 1e9), 0) * interval '1 second' END
     FROM (SELECT nextval('{schema}.job_id_seq') AS id) AS placed, {schema}.schedule AS s
     WHERE name = %(name)s::text
       AND (overlap OR NOT EXISTS (SELECT 1 FROM {schema}.job AS j WHERE j.id = s.last_job_id AND j.queue = s.last_queue))

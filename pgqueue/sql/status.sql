@@ -46,7 +46,8 @@ SELECT (SELECT count(*) FROM (
             WHERE l.queue = %(queue)s::text LIMIT %(most)s::int8) AS running),
        (SELECT count(*) FROM (
             SELECT 1 FROM {schema}.dead_letter WHERE queue = %(queue)s::text LIMIT %(most)s::int8) AS dead),
-       (SELECT paused_at FROM {schema}.queue WHERE name = %(queue)s::text),
+       (SELECT paused_at FROM {schema}.queue
+        WHERE name = %(queue)s::text AND coalesce(paused_until > clock_timestamp(), true)),
        (SELECT CASE WHEN isfinite(created_at) THEN extract(epoch FROM clock_timestamp() - created_at)::float8 END FROM {schema}.job
         WHERE queue = %(queue)s::text AND position IS NOT NULL AND lease_id IS NULL
         ORDER BY priority DESC, position LIMIT 1),
@@ -74,12 +75,3 @@ WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
             WHEN position IS NULL AND lane IS NOT NULL THEN 'blocked' ELSE 'ready' END)
 ORDER BY id
 LIMIT %(limit)s::int8
-
--- name: queue_pause
-INSERT INTO {schema}.queue (name, paused_at) VALUES (%(queue)s::text, clock_timestamp())
-ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(queue.paused_at, clock_timestamp())
-
--- name: queue_resume
-UPDATE {schema}.queue SET paused_at = NULL
-WHERE name = %(queue)s::text
-RETURNING name, CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END

@@ -84,11 +84,15 @@ FROM {schema}.worker AS w
 ORDER BY w.id
 
 -- name: queue_drained
--- True when nothing is ready or running and no retry waits. Jobs that were enqueued for later do not count, nor do a
--- paused queue and a parked lane.
+-- True when nothing is ready or running, no retry waits, and nothing blocked can come into line. Jobs that were enqueued for
+-- later do not count, nor do a paused queue, a parked lane and what waits of a paused task; what is paused, until when, is
+-- read as in job_claim.
 -- The ranges that are always true are explained at job_claim; the line is read in its order, since a million blocked jobs may
 --   lie before the one that is ready.
--- waiting: jumps from lane to lane, so that a million jobs of a parked one are not read.
+-- waiting: jumps from lane to lane, so that a million jobs of a parked one are not read. (SELECT … LIMIT 1) IS NOT NULL:
+--   where EXISTS stood the planner would join, and read them all.
+-- NOT (…): nor does what stands behind jobs of paused tasks that hold the slots of its lane. A row in `admission` says that
+--   a slot may be free, so the lane is not settled yet.
 WITH RECURSIVE waiting AS (
     (SELECT lane FROM {schema}.job
      WHERE queue = %(queue)s::text AND lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL
@@ -98,18 +102,46 @@ WITH RECURSIVE waiting AS (
             WHERE j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL AND j.lane > waiting.lane
             ORDER BY j.lane LIMIT 1)
     FROM waiting WHERE waiting.lane IS NOT NULL
+), halted AS MATERIALIZED (
+    SELECT paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS whole,
+           CASE WHEN jsonb_typeof(paused_tasks) = 'object' THEN paused_tasks END AS tasks
+    FROM {schema}.queue
+    WHERE name = %(queue)s::text AND (paused_at IS NOT NULL OR paused_tasks IS NOT NULL)
+), paused AS MATERIALIZED (
+    SELECT paused.task
+    FROM halted CROSS JOIN LATERAL jsonb_each(tasks) AS paused(task, term)
+    WHERE CASE WHEN jsonb_typeof(term -> 'until') = 'number'
+               THEN (term ->> 'until')::numeric > extract(epoch FROM clock_timestamp()) ELSE true END
 )
-SELECT EXISTS (SELECT 1 FROM {schema}.queue WHERE name = %(queue)s::text AND paused_at IS NOT NULL)
+SELECT EXISTS (SELECT 1 FROM halted WHERE whole)
     OR (SELECT id FROM {schema}.job
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text AND position IS NOT NULL
+          AND (lease_id IS NOT NULL OR task <> ALL (ARRAY(SELECT task FROM paused)))
         ORDER BY priority DESC, position LIMIT 1) IS NULL
-   AND NOT EXISTS (SELECT 1 FROM {schema}.job WHERE queue = %(queue)s::text AND run_at < 'infinity' AND attempt > 0)
    AND NOT EXISTS (
-       SELECT 1 FROM waiting
-       WHERE waiting.lane IS NOT NULL
+       SELECT 1 FROM {schema}.job
+       WHERE queue = %(queue)s::text AND run_at < 'infinity' AND attempt > 0
+         AND task <> ALL (ARRAY(SELECT task FROM paused)))
+   AND NOT EXISTS (
+       SELECT 1 FROM waiting AS w
+       WHERE w.lane IS NOT NULL
          AND NOT EXISTS (
              SELECT 1 FROM {schema}.lane AS l
-             WHERE l.lane = waiting.lane AND l.queue = %(queue)s::text AND l.parked_at IS NOT NULL))
+             WHERE l.lane = w.lane AND l.queue = %(queue)s::text AND l.parked_at IS NOT NULL)
+         AND (SELECT j.id FROM {schema}.job AS j
+              WHERE j.lane = w.lane AND j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL
+                AND j.task <> ALL (ARRAY(SELECT task FROM paused))
+              LIMIT 1) IS NOT NULL
+         AND NOT (
+             (SELECT a.id FROM {schema}.job AS a
+              WHERE a.lane = w.lane AND a.queue = %(queue)s::text AND a.admitted
+              LIMIT 1) IS NOT NULL
+             AND (SELECT a.id FROM {schema}.job AS a
+                  WHERE a.lane = w.lane AND a.queue = %(queue)s::text AND a.admitted
+                    AND (a.lease_id IS NOT NULL OR a.task <> ALL (ARRAY(SELECT task FROM paused)))
+                  LIMIT 1) IS NULL
+             AND NOT EXISTS (
+                 SELECT 1 FROM {schema}.admission AS n WHERE n.lane = w.lane AND n.queue = %(queue)s::text)))
 
 -- name: worker_hello
 -- What a listener waits for to know that it hears: through a pooler in transaction mode it does not.

@@ -18,6 +18,7 @@
 | `missing`, `token` | its result cannot be stored |
 | `outcome`, `error`, `worn`, `settling` | what came of the job, the class of the error, and whether to end this process |
 | `frees`, with the outcome | what the handler settled frees a slot of a lane |
+| `problems` | with the outcome: what was wrong with the retry policy of the task |
 """
 
 from __future__ import annotations

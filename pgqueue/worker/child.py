@@ -39,6 +39,7 @@ from pgqueue.worker.desk import Desk
 from pgqueue.worker.execution import check_result, limited, prepare, verdict
 from pgqueue.worker.processes import stop_signals
 from pgqueue.worker.trickle import Trickle
+from pgqueue.worker.wrapping import through, through_async
 
 PR_SET_PDEATHSIG = 1
 CONNECTIONS = 4
@@ -110,7 +111,8 @@ class Child:
         self._keep = message["keep"]
         current = self._current = CurrentJob(job, self._extend, self._own_desk())
         self._channel.send(began=job.token)
-        outcome, error = self._call(job, current, message)
+        problems: list[str] = []
+        outcome, error = self._call(job, current, message, problems)
         self._current = self._cancel = None
         self._trickle.flush()
         for stream in (sys.stdout, sys.stderr):
@@ -122,6 +124,7 @@ class Child:
             worn=isinstance(error, MemoryError),
             settling=current.stage.name,
             frees=current.frees,
+            problems=problems,
         )
 
     def _own_desk(self) -> Desk:
@@ -143,7 +146,9 @@ class Child:
         kept = None if self._desk is None or current.settled else self._desk.kept(current, value)
         return COMPLETED if kept is None else Outcome(OutcomeKind.COMPLETED, kept=kept)
 
-    def _call(self, job: Job, current: CurrentJob, message: Message) -> tuple[Outcome, BaseException | None]:
+    def _call(
+        self, job: Job, current: CurrentJob, message: Message, problems: list[str]
+    ) -> tuple[Outcome, BaseException | None]:
         prepared = False
         try:
             task, args, kwargs = prepare(lambda name: self._find(name, message["place"]), job)
@@ -151,15 +156,23 @@ class Child:
             context = contextvars.copy_context()
             context.run(enter, current)
             with limited_memory(message["memory_limit"]):
-                if task.is_async:
+                chain = task.chain
+                if task.is_async and chain is not None and chain.runs_async:
+                    work = through_async(chain.runs_async, current, task.function, args, kwargs)
+                    result = context.run(asyncio.run, self._awaited(work, current))
+                elif task.is_async:
                     result = context.run(asyncio.run, self._awaited(task.function(*args, **kwargs), current))
+                elif chain is not None and chain.runs:
+                    result = context.run(through, chain.runs, current, task.function, args, kwargs)
                 else:
                     result = context.run(task.function, *args, **kwargs)
                     check_result(result)
             if self._keep is not None:
                 return self._returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
-            return verdict(job, error, prepared=prepared), error
+            if not prepared:
+                return verdict(job, error, prepared=False), error
+            return verdict(job, error, prepared=True, task=task, tell=problems.append), error
         return COMPLETED, None
 
     def _find(self, name: str, place: list[str]) -> BaseTask[..., Any]:

@@ -5,6 +5,7 @@ A job that kills its process costs itself an attempt, and nobody else anything.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import queue
@@ -237,7 +238,9 @@ class _Seat:
             except TimeoutError as error:
                 self._kill()
                 plain = TimeoutError(str(error))  # without our own traceback
-                return judge(held, plain, prepared=True), "TimeoutError"
+                task = self.runner.registry.get(held.job.task)
+                tell = functools.partial(self.runner.broken_policy, held)
+                return judge(held, plain, prepared=True, task=task, tell=tell), "TimeoutError"
             except ConfigurationError as error:
                 return judge(held, error, prepared=False), "ConfigurationError"
 
@@ -368,5 +371,7 @@ class _Talk:
             outcome = read_outcome(message["outcome"])
         except (ValueError, TypeError) as error:
             raise ChildGone("its process has said something that is no outcome") from error
+        for problem in message.get("problems") or ():
+            self.runner.broken_policy(self.held, one_line(str(problem)))
         kind = message.get("error")
         return heeding(self.held, outcome), None if kind is None else one_line(str(kind))

@@ -219,7 +219,7 @@ class Claimer(Loop):
         self._most = min(PER_CLAIM, self._most * 2)
         if not jobs:
             return 0
-        held = self.ledger.add(jobs, sent + self.options.lease)
+        held = self.ledger.add(jobs, sent + self.options.lease, sent)
         if self.events.wanted(EventName.JOBS_CLAIMED):
             self.events.emit(EventName.JOBS_CLAIMED, queue=queue, ids=[job.id for job in jobs])
         if self.stopping.is_set():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from pgqueue.drivers.pool import is_proactor
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.worker.execution import Runner, judge, limited, prepare
 from pgqueue.worker.ledger import Held
+from pgqueue.worker.wrapping import through_async
 
 LAST_CLOSE = 0.2
 """Seconds for closing the connections of transaction blocks."""
@@ -128,11 +130,18 @@ class CoroutineRunner(Runner):
             task, args, kwargs = prepare(self.registry.find, held.job)
             prepared = True
             enter(current)
-            result = await limited(task.function(*args, **kwargs), held.job.timeout)
+            if task.chain is not None and task.chain.runs_async:
+                work = through_async(task.chain.runs_async, current, task.function, args, kwargs)
+            else:
+                work = task.function(*args, **kwargs)
+            result = await limited(work, held.job.timeout)
             if task.keeps is not None:
                 return self.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it
-            return judge(held, error, prepared=prepared), error
+            if not prepared:
+                return judge(held, error, prepared=False), error
+            tell = functools.partial(self.broken_policy, held)
+            return judge(held, error, prepared=True, task=task, tell=tell), error
         return COMPLETED, None
 
 

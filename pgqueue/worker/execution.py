@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from pgqueue import rules
 from pgqueue.current import CurrentJob, Stage
 from pgqueue.errors import TaskError
 from pgqueue.events import Bus, EventName
@@ -68,15 +69,38 @@ async def limited(work: Awaitable[Any], timeout: float | None) -> Any:
         return await work
 
 
-def judge(held: Held, error: BaseException | None, *, prepared: bool) -> Outcome:
-    """The outcome of a run that returned (`error` None) or raised. `prepared`: the function was reached at all."""
-    return heeding(held, verdict(held.job, error, prepared=prepared))
+def judge(
+    held: Held,
+    error: BaseException | None,
+    *,
+    prepared: bool,
+    task: BaseTask[..., Any] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Outcome:
+    """The outcome of a run that returned (`error` None) or raised. `prepared`: the function was reached at all.
+
+    `task`: whose own rule decides; `tell` is called when that rule is broken.
+    """
+    return heeding(held, verdict(held.job, error, prepared=prepared, task=task, tell=tell))
 
 
-def verdict(job: Job, error: BaseException | None, *, prepared: bool) -> Outcome:
-    """The same, by what the job alone says."""
+def verdict(
+    job: Job,
+    error: BaseException | None,
+    *,
+    prepared: bool,
+    task: BaseTask[..., Any] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Outcome:
+    """The same, by what the job and its task say."""
     if error is None:
         return COMPLETED
+    if prepared and task is not None and task.rule is not None:
+        ruled = rules.apply(task.rule, job, error, random=random.random())
+        if ruled.problem and tell is not None:
+            tell(ruled.problem)
+        if ruled.outcome is not None:
+            return ruled.outcome
     outcome = _decide(job, error)
     if outcome.kind is OutcomeKind.RETRY and not prepared:
         return dataclasses.replace(outcome, delay=max(outcome.delay, UNKNOWN_TASK_DELAY))
@@ -176,13 +200,18 @@ class Runner:
             self.events.emit(EventName.JOB_STARTED, id=held.job.id, task=held.job.task, attempt=held.job.attempt)
         return current
 
+    def broken_policy(self, held: Held, problem: str) -> None:
+        """The retry policy of a task has failed."""
+        job = held.job
+        facts: dict[str, Any] = {"id": job.id, "queue": job.queue, "task": job.task, "attempt": job.attempt}
+        self.events.emit(EventName.TASK_POLICY_FAILED, **facts, error=problem)
+
     def end(self, held: Held, outcome: Outcome, error: BaseException | None) -> None:
         """The job ran, and this came of it."""
         if self.ledger.take(held):
             current = held.current
-            if (
-                current is not None and current._stage is not _WORKER
-            ):  # not by the property: this is asked after every job
+            # Not by the property: this is asked after every job.
+            if current is not None and current._stage is not _WORKER:
                 kind = None if error is None else one_line(describe(error).type)
                 self.finish_or_doubt(held, outcome, kind)
                 return

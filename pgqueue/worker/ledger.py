@@ -37,13 +37,14 @@ class Start(enum.Enum):
 
 class Lease:
     """One claim. `deadline` is on the monotonic clock, counted from the moment the claim or renewal was sent. `confirmed` is
-    the last one that the database agreed to: until then nobody else can have taken the jobs."""
+    the last one that the database agreed to: until then nobody else can have taken the jobs. `sent`: when the claim was."""
 
-    __slots__ = ("confirmed", "deadline", "held", "queue", "token")
+    __slots__ = ("confirmed", "deadline", "held", "queue", "sent", "token")
 
-    def __init__(self, token: int, queue: str, deadline: float) -> None:
+    def __init__(self, token: int, queue: str, deadline: float, sent: float = 0.0) -> None:
         self.token = token
         self.queue = queue
+        self.sent = sent
         self.deadline = self.confirmed = deadline
         self.held: dict[int, Held] = {}
 
@@ -88,25 +89,29 @@ class Ledger:
         with self._lock:
             return sum(len(lease.held) for lease in self._leases.values())
 
-    def add(self, jobs: Sequence[Job], deadline: float) -> list[Held]:
-        """Take in what a claim brought."""
+    def add(self, jobs: Sequence[Job], deadline: float, sent: float | None = None) -> list[Held]:
+        """Take in what a claim brought that was `sent` then, or now."""
         held = []
+        sent = time.monotonic() if sent is None else sent
         with self._lock:
             for job in jobs:
                 lease = self._leases.get(job.token)
                 if lease is None:
-                    lease = self._leases[job.token] = Lease(job.token, job.queue, deadline)
+                    lease = self._leases[job.token] = Lease(job.token, job.queue, deadline, sent)
                 entry = lease.held[job.id] = Held(job, lease)
                 held.append(entry)
         return held
 
     def begin(self, held: Held, current: CurrentJob) -> Start:
         """A runner comes to this job. GIVE_BACK makes it submit a release: the lease ran out in the buffer, or the job was
-        cancelled there, and nobody else would ever take it up again."""
+        cancelled there, and nobody else would ever take it up again; or it has expired, and is for the sweep."""
+        expires_in = held.job.expires_in
         with held.lock:
             if held.phase is not Phase.WAITING:
                 return Start.GONE
-            if held.cancel_requested or time.monotonic() >= held.lease.deadline:
+            now = time.monotonic()
+            late = expires_in is not None and now >= held.lease.sent + expires_in
+            if late or held.cancel_requested or now >= held.lease.deadline:
                 held.phase = Phase.SETTLING
                 return Start.GIVE_BACK
             held.phase = Phase.RUNNING

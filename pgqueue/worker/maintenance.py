@@ -13,6 +13,8 @@ from pgqueue.config import Settings
 from pgqueue.errors import SchemaError
 from pgqueue.events import Bus, EventName
 from pgqueue.ops import admission as admission_ops
+from pgqueue.ops import ageing as ageing_ops
+from pgqueue.ops import expiry as expiry_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import worker as worker_ops
@@ -40,9 +42,9 @@ def unfit_schema(link: Link) -> str | None:
 
 
 class Maintenance(Loop):
-    """Rescue and promotion of the worker's queues about once a second, and earlier when a job is due; adoption of orphans,
-    old worker rows, expired results and the roll of the archive now and then. A schema on which this version does not run
-    any more ends the worker."""
+    """Rescue, promotion, expiry and ageing of the worker's queues about once a second, and earlier when a job is due;
+    adoption of orphans, old worker rows, expired results and the roll of the archive now and then. A schema on which this
+    version does not run any more ends the worker."""
 
     name: ClassVar[str] = "maintenance"
 
@@ -72,6 +74,7 @@ class Maintenance(Loop):
         self._schema_at = time.monotonic() + REPAIR_EVERY
         self._repair_at = self._prune_at = 0.0
         self._repair_from: dict[str, str] = {}
+        self._resumes: dict[str, float] = {}
         self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
 
     def turn(self) -> None:
@@ -120,11 +123,18 @@ class Maintenance(Loop):
         agenda = self.link.run(rescue_ops.agenda(queue))
         if agenda.expires_in is not None and agenda.expires_in < 0:
             self._rescue(queue)
-        if agenda.due_in is not None and agenda.due_in <= 0:
+        self._mind_pauses(queue, agenda.resume_in)
+        if agenda.age_in is not None and agenda.age_in <= 0:
+            self._age(queue)
+        late, due = (seconds is not None and seconds <= 0 for seconds in (agenda.late_in, agenda.due_in))
+        if late:
+            self._expire(queue)
+        if due:
             promoted = self.link.run(rescue_ops.promote(queue, channel=self.channel))
             if promoted:
                 self.events.emit(EventName.JOBS_PROMOTED, queue=queue, count=len(promoted))
                 self.wake()
+        if late or due:
             agenda = self.link.run(rescue_ops.agenda(queue))
         if agenda.admission_in is not None and agenda.admission_in <= 0:
             self.admit(queue)
@@ -142,6 +152,25 @@ class Maintenance(Loop):
                 cancelled=rescued.cancelled,
             )
             self.wake()
+
+    def _expire(self, queue: str) -> None:
+        expired = self.link.run(expiry_ops.expire(queue, archive=self.settings.archive, channel=self.channel))
+        if expired:
+            self.events.emit(EventName.JOBS_EXPIRED, queue=queue, ids=expired, count=len(expired))
+
+    def _age(self, queue: str) -> None:
+        moved = self.link.run(ageing_ops.age(queue))
+        if moved:
+            self.events.emit(EventName.JOBS_AGED, queue=queue, count=moved)
+            self.wake()  # they stand behind the marks now
+
+    def _mind_pauses(self, queue: str, resume_in: float | None) -> None:
+        """Wake claims when a pause has ended by itself: nobody says so, and an idle claimer looks rarely."""
+        now, known = time.monotonic(), self._resumes.pop(queue, None)
+        if known is not None and (resume_in is None or known <= now):
+            self.wake()
+        if resume_in is not None:
+            self._resumes[queue] = now + resume_in
 
     def _now_and_then(self) -> None:
         now = time.monotonic()

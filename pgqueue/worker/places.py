@@ -28,7 +28,7 @@ class Place(NamedTuple):
         found: Any = importlib.import_module(self.module)
         for part in self.path.split("."):
             found = getattr(found, part)
-        return found if isinstance(found, BaseTask) else BaseTask(found, name, TaskOptions())
+        return found if isinstance(found, BaseTask) else _registered(found) or BaseTask(found, name, TaskOptions())
 
 
 class Places:
@@ -96,6 +96,16 @@ def _importable(module: str) -> str | None:
     except (ImportError, ValueError, OSError, AttributeError):
         return None
     return name if same else None
+
+
+def _registered(function: Any) -> BaseTask[..., Any] | None:
+    """The task of a function whose name means the function itself: only the task knows its rule and its middleware."""
+    for module in list(sys.modules.values()):
+        for app in [value for value in list(getattr(module, "__dict__", {}).values()) if isinstance(value, Core)]:
+            for task in app.tasks.values():
+                if task.function is function:
+                    return task
+    return None
 
 
 def _home_of(app: Core) -> str | None:

@@ -7,6 +7,7 @@ attempt overlaps it, and another thread takes its slot, so that the others are n
 from __future__ import annotations
 
 import contextvars
+import functools
 import math
 import queue
 import threading
@@ -19,6 +20,7 @@ from pgqueue.events import EventName
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.worker.execution import Runner, check_result, judge, prepare
 from pgqueue.worker.ledger import Held, Phase
+from pgqueue.worker.wrapping import through
 
 
 class ThreadRunner(Runner):
@@ -166,12 +168,18 @@ class _Slot:
             prepared = True
             context = contextvars.copy_context()
             context.run(enter, current)
-            result = context.run(task.function, *args, **kwargs)
-            check_result(result)
+            if task.chain is not None and task.chain.runs:
+                result = context.run(through, task.chain.runs, current, task.function, args, kwargs)
+            else:
+                result = context.run(task.function, *args, **kwargs)
+                check_result(result)
             if task.keeps is not None:
                 return self.runner.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
-            return judge(held, error, prepared=prepared), error
+            if not prepared:
+                return judge(held, error, prepared=False), error
+            tell = functools.partial(self.runner.broken_policy, held)
+            return judge(held, error, prepared=True, task=task, tell=tell), error
         return COMPLETED, None
 
 

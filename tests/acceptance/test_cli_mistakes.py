@@ -122,7 +122,7 @@ def test_a_newer_schema_is_reported_not_repaired(cli: CommandLine, database: str
     [
         (("frobnicate",), 2, "frobnicate"),
         (("status", "--jsn"), 2, "--jsn"),
-        (("cancel",), 2, "ID"),
+        (("cancel",), 2, "give ids"),
         (("cancel", "x"), 2, "integer"),
         (("dead", "show", "0"), 2, "ID"),
         (("jobs", "--state", "sleeping"), 2, "sleeping"),

@@ -283,7 +283,7 @@ class _Walk:
 
     def _failed_by(self, token: int, error: str | None) -> None:
         kind = (error or "nothing").rsplit(".", 1)[-1]
-        if kind == "NotYet":
+        if kind in ("NotYet", "NoLonger"):
             told = (token, "fail") in self.said
             self._must(told, Rule.OWNER_SETTLES, f"settled as failed, and its owner, token {token}, has not failed")
         elif kind not in EXCUSED:

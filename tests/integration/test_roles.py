@@ -11,6 +11,7 @@ import pytest
 
 import pgqueue
 from pgqueue import migrate, roles
+from pgqueue.ops import ageing as ageing_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import schedule as schedule_ops
 from pgqueue.ops import worker as worker_ops
@@ -33,7 +34,7 @@ OF_ENDS = {"id", "queue", "state", "reason", "finished_at"}
 """What a worker may read of the archive: how jobs ended."""
 ENQUEUED = (
     *("id", "queue", "task", "args", "kwargs", "priority", "position", "run_at"),
-    *("max_attempts", "timeout", "retry", "headers", "created_at"),
+    *("max_attempts", "timeout", "retry", "headers", "created_at", "expires_at"),
     *("unique_key", "lane", "lane_rank", "lane_width", "park"),
 )
 EVERYTHING = "DELETE INSERT SELECT UPDATE"
@@ -237,6 +238,12 @@ def test_what_a_worker_does_now_and_then_and_what_an_operator_does(database: str
         pq.pause("q")
         assert pq.claim("q") == []
         assert pq.resume("q")
+        pq.pause("q", task="t", seconds=60)
+        assert pq.resume("q", task="t")
+        pq.set_queue("q", ageing=60)
+        pq.run(ageing_ops.age("q"))
+        assert pq.expire("q") == []
+        assert pq.count_live(queue="q") == (1, 0)
         for _ in range(2):
             pq.fail(pq.claim("q"), pgqueue.DeadLetter("hopeless"))
             assert pq.dead_letters()[0].reason
@@ -245,6 +252,8 @@ def test_what_a_worker_does_now_and_then_and_what_an_operator_does(database: str
         pq.fail(pq.claim("q"), pgqueue.DeadLetter("hopeless"))
         assert pq.purge() == 1
         assert pq.cancel(pq.enqueue("t", queue="q"))
+        pq.enqueue("t", queue="q")
+        assert pq.cancel_all(queue="q") == (1, 0)
         assert pq.status()[0].queue == "q"
         assert pq.workers() == pq.jobs() == []
         pq.schedule(every=60)(pq.task(name="nightly", queue="q")(lambda: None))
@@ -326,6 +335,8 @@ def test_a_producer_does_nothing_but_enqueue(database: str, prefix: str) -> None
                 "worker_list needs": pq.workers,
                 "queue_pause needs": lambda: pq.pause("q"),
                 "schedule_add needs": lambda: pq.add_schedule("s", "t", every=60),
+                "queue_set_ageing needs": lambda: pq.set_queue("q", ageing=60),
+                "job_page needs SELECT on job": lambda: pq.cancel_all(queue="q"),
                 "permission denied": lambda: pq.claim("q"),
             },
         )
@@ -393,6 +404,10 @@ def test_a_reader_changes_nothing(database: str, prefix: str, pq: pgqueue.PgQueu
                 "queue_resume needs": lambda: reader.resume("q"),
                 "schedule_add needs": lambda: reader.add_schedule("s", "t", every=60),
                 "schedule_pause needs": lambda: reader.pause_schedule("s"),
+                "queue_pause_task needs": lambda: reader.pause("q", task="t"),
+                "queue_resume_task needs": lambda: reader.resume("q", task="t"),
+                "queue_set_ageing needs": lambda: reader.set_queue("q", ageing=60),
+                "job_expire needs": lambda: reader.expire("q"),
                 "dead_redrive needs": reader.redrive,
                 "dead_purge needs": reader.purge,
                 "job_promote needs": lambda: reader.promote("q"),

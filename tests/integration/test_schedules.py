@@ -58,6 +58,39 @@ def test_a_tick_makes_a_job_with_the_options_of_its_task_and_says_which_tick_it_
     assert pgqueue.CurrentJob(jobs[1], lambda *_: None).scheduled_for is None
 
 
+def test_jobs_of_ticks_expire_as_their_task_says_and_so_does_one_that_is_run_by_hand(
+    pq: pgqueue.PgQueue, admin: Admin
+) -> None:
+    @pq.schedule(every=3600, name="code")
+    @pq.task(name="work", queue="q", expires_in=timedelta(minutes=10))
+    def work() -> None: ...
+
+    assert define(pq) == ["code"]
+    assert pq.add_schedule("added", work, every=3600, expires_in=600)
+    assert not pq.add_schedule("added", work, every=3600, expires_in=600), "the same once more"
+    assert pq.add_schedule("added", work, every=3600, expires_in=1200)
+    pq.add_schedule("lasting", "other", every=3600, queue="q")
+    tick(pq)
+    for name in ("code", "added", "lasting"):
+        ago(admin, name, 3601)
+    assert len(tick(pq).ticked) == 3
+    pq.run_schedule("code")
+    lives = "headers->>'schedule', round(extract(epoch FROM expires_at - created_at))::int"
+    rows = admin.execute(f"SELECT {lives} FROM pgqueue.job ORDER BY id".encode()).fetchall()
+    assert sorted(rows[:3]) == [("added", 1200), ("code", 600), ("lasting", None)]
+    assert rows[3:] == [("code", 600)]
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity", "NaN", "1e300"])
+def test_an_expiry_written_by_hand_does_not_stop_the_ticks(value: str, pq: pgqueue.PgQueue, admin: Admin) -> None:
+    pq.add_schedule("odd", "work", every=60, queue="q")
+    admin.execute("UPDATE pgqueue.schedule SET expires_in = %s", [value])
+    tick(pq)
+    ago(admin, "odd", 61)
+    assert len(tick(pq).ticked) == 1
+    assert pq.run_schedule("odd")
+
+
 def test_no_job_is_made_before_its_tick_and_clocks_of_workers_do_not_count(pq: pgqueue.PgQueue, admin: Admin) -> None:
     pq.add_schedule("soon", "work", every=1)
     pq.add_schedule("later", "work", every=1000)

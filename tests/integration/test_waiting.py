@@ -81,6 +81,20 @@ def test_a_wait_is_woken_by_the_end_of_a_job_whose_result_is_kept(
         assert [wait.join().state for wait in waits] == [State.COMPLETED, State.DISCARDED, State.DEAD]
 
 
+def test_a_wait_is_woken_when_a_job_expires(no_polls: None, pq: pgqueue.PgQueue, admin: Admin) -> None:
+    task = define(pq, "plain", lambda: None, keep_result=60, expires_in=0.3)
+    with running(pq, queues=["other"]):
+        pass  # says that results of this task are kept
+    ids = task.enqueue_many([()] * 400)
+    wait = Waiting(pq, ids)
+    listening(admin)
+    time.sleep(0.5)  # every wait has looked once more, and the jobs are too old
+    with running(pq):
+        ended = wait.join()
+    assert {end.state for end in ended.values()} == {State.EXPIRED}
+    assert {end.error for end in ended.values()} == {"expired before it ran"}
+
+
 def test_a_wait_hears_of_many_ends_at_once(no_polls: None, pq: pgqueue.PgQueue, admin: Admin) -> None:
     """More than a notification has room for."""
     task = define(pq, "plain", lambda number: number, keep_result=60)

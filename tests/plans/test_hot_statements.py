@@ -53,6 +53,9 @@ HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "lane_list": ("lane_list", {"queue": "q", "limit": 50, "most": 10_000}),
     "job_adopt": ("job_adopt", {"queue": "q", "limit": 100}),
     "queue_agenda": ("queue_agenda", {"queue": "q"}),
+    "job_expire": ("job_expire", {"queue": "q", "limit": 500, "archive": True, "channel": None}),
+    "ageing_tick": ("ageing_tick", {"queue": "q"}),
+    "job_age": ("job_age", {"queue": "q", "limit": 500}),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgqueue.ops.admission import AdmissionMark
+from pgqueue.ops.admission import ROWS, AdmissionMark
 
 
 class Clock:
@@ -17,11 +17,11 @@ class Clock:
         return self.now
 
 
-def look(mark: AdmissionMark, clock: Clock, last: int | None, *, cost: float = 0.0) -> int:
-    """A pass that takes `cost` seconds and rows up to `last`; where it began."""
-    after = mark.after()
+def look(mark: AdmissionMark, clock: Clock, last: int | None, *, cost: float = 0.0, refused: bool = False) -> int:
+    """A pass that takes `cost` seconds and sees rows up to `last`; where it began."""
+    began, after = clock.now, mark.after()
     clock.now += cost
-    mark.took(last)
+    mark.took(last, full=after == 0, short=last is None, refused=refused, began=began)
     return after
 
 
@@ -63,8 +63,28 @@ def test_passes_over_very_many_dead_rows_are_rare_and_yet_come() -> None:
     assert look(mark, clock, 10) == 0
 
 
-def test_a_pass_that_failed_is_made_again() -> None:
+def test_lanes_that_others_are_at_are_looked_at_again_later_and_later_up_to_a_second() -> None:
     clock = Clock()
     mark = AdmissionMark(clock)
-    assert mark.after() == 0
-    assert look(mark, clock, 7) == 0
+    pauses = []
+    for _ in range(12):
+        look(mark, clock, 7, refused=True)
+        pause = mark.owed_in()
+        assert pause is not None
+        pauses.append(pause)
+        clock.now += pause
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.05
+    assert pauses[-1] == pytest.approx(1.0)
+
+
+def test_an_admission_that_takes_too_long_is_halved_and_grows_back() -> None:
+    mark = AdmissionMark()
+    mark.failed()
+    assert mark.rows == ROWS // 2
+    for _ in range(20):
+        mark.failed()
+    assert mark.rows == 1, "never none"
+    for _ in range(ROWS * 2):
+        mark.worked()
+    assert mark.rows == ROWS

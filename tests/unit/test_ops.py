@@ -47,7 +47,7 @@ def drive(op: Op[Any], answers: Iterator[Rows]) -> tuple[list[Step], Any]:
 
 
 def row(job_id: int, position: int, priority: int = 0, token: int = 7) -> tuple[Any, ...]:
-    return (job_id, "q", "t", token, 1, 3, 0, priority, position, None, datetime.now(UTC), "[1]", None, None, None)
+    return (job_id, "q", "t", token, 1, 3, 0, priority, position, None, datetime.now(UTC), "[1]", *[None] * 4)
 
 
 def job(job_id: int, token: int = 7) -> Job:

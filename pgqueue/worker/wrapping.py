@@ -1,0 +1,87 @@
+"""Running a function through the middleware of its application.
+
+No middleware can lose a job: one that calls nothing, or swallows what the function raised, does not make it done.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from pgqueue.current import CurrentJob
+from pgqueue.errors import TaskError
+from pgqueue.middleware import Middleware
+from pgqueue.worker.execution import check_result
+
+
+class _Ran:
+    """How the last call of the function ended."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: BaseException | None = None
+        self.returned: Any = None
+
+    def value(self) -> Any:
+        """What it returned, or raised."""
+        if self.error is not None:
+            raise self.error
+        if not self.done:
+            raise TaskError("a middleware ended without running the function: the job is not done")
+        return self.returned
+
+
+def through(
+    wraps: Sequence[Middleware],
+    current: CurrentJob,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Run a plain function inside these; what it returned."""
+    ran = _Ran()
+
+    def innermost() -> Any:
+        ran.error, ran.done = None, False
+        try:
+            result = function(*args, **kwargs)
+            check_result(result)
+        except BaseException as error:
+            ran.error = error
+            raise
+        ran.done, ran.returned = True, result
+        return result
+
+    proceed: Callable[[], Any] = innermost
+    for middleware in reversed(wraps):
+        proceed = functools.partial(middleware.run, current, proceed)
+    proceed()
+    return ran.value()
+
+
+async def through_async(
+    wraps: Sequence[Middleware],
+    current: CurrentJob,
+    function: Callable[..., Awaitable[Any]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Run an `async def` inside these; what it returned."""
+    ran = _Ran()
+
+    async def innermost() -> Any:
+        ran.error, ran.done = None, False
+        try:
+            result = await function(*args, **kwargs)
+        except BaseException as error:
+            ran.error = error
+            raise
+        ran.done, ran.returned = True, result
+        return result
+
+    proceed: Callable[[], Awaitable[Any]] = innermost
+    for middleware in reversed(wraps):
+        proceed = functools.partial(middleware.run_async, current, proceed)
+    await proceed()
+    return ran.value()
