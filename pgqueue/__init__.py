@@ -7,6 +7,7 @@ from pgqueue.errors import (
     ArgumentsDoNotBind,
     ConfigurationError,
     DatabaseUnavailable,
+    DuplicateJob,
     DuplicateTask,
     EmbeddedError,
     LeaseLost,
@@ -24,6 +25,7 @@ from pgqueue.errors import (
 )
 from pgqueue.events import Event, EventName
 from pgqueue.job import Job, JobState
+from pgqueue.keys import debounce, throttle
 from pgqueue.middleware import CopyContext, EnqueueCall, InheritHeaders, Middleware
 from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
 from pgqueue.ops.schedule import Schedule
@@ -46,6 +48,7 @@ __all__ = [
     "DeadLetterRow",
     "Delays",
     "Discard",
+    "DuplicateJob",
     "DuplicateTask",
     "EmbeddedError",
     "EnqueueCall",
@@ -79,4 +82,6 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "current_job",
+    "debounce",
+    "throttle",
 ]

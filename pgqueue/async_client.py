@@ -28,7 +28,7 @@ from pgqueue.ops import result as result_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.ops.admission import LaneStatus
 from pgqueue.ops.cancel import Cancelled, Found, LiveSelection, count_selected
-from pgqueue.ops.dead_letter import DeadLetter
+from pgqueue.ops.dead_letter import DeadLetter, Redriven
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
@@ -261,7 +261,7 @@ class AsyncPgQueue(AsyncSchedules):
         ids: int | Iterable[int] | None = None,
         limit: int | None = None,
         using: Any = None,
-    ) -> list[int]:
+    ) -> Redriven:
         """Put dead letters back into their queues under their ids, with all attempts anew; returns the ids."""
         op = dead_ops.redrive(selection(queue, task, ids), limit=limit, channel=self.channel)
         return await self.run(op, using)

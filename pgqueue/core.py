@@ -20,7 +20,7 @@ from pgqueue.current import settles_itself
 from pgqueue.errors import LeaseLost
 from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
-from pgqueue.keys import PARK, lane_of, width_of
+from pgqueue.keys import PARK, key_of, lane_of, width_of
 from pgqueue.middleware import Chain, EnqueueCall, Middleware
 from pgqueue.ops import Op
 from pgqueue.ops import admission as admission_ops
@@ -30,12 +30,13 @@ from pgqueue.ops import keyed as keyed_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import settle as settle_ops
+from pgqueue.ops import unique as unique_ops
 from pgqueue.ops.dead_letter import Selection
 from pgqueue.outcome import Outcome, OutcomeKind, decide
 from pgqueue.retry import DEFAULT_POLICY
 from pgqueue.rules import stored_policy
 from pgqueue.schedule import Definition
-from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, split_call
+from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, in_seconds, split_call
 
 T = TypeVar("T")
 Jobs = Job | Iterable[Job]
@@ -106,11 +107,16 @@ class Core(Controls):
             else payload.encode_object("headers", headers, max_bytes=self.settings.max_payload_bytes),
             channel=self.channel if soon else None,
             prefix="due " if delay else "key " if width_of(options) else "",
-            has_keys=options.has_keys,
+            has_keys=options.has_keys or options.expires_in is not None,
             lane_rank=None if options.concurrency_key is None and options.fairness_key is None else -options.priority,
             lane_width=width_of(options),
             park=True if options.on_dead == PARK else None,
             expires_in=options.expires_seconds,
+            on_conflict=options.on_conflict,
+            unique_for=in_seconds(options.unique_for),
+            delay_limit=in_seconds(options.delay_limit),
+            alert=self.channel,
+            archive=self.settings.archive,
         )
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> enqueue_ops.Call:
@@ -126,7 +132,7 @@ class Core(Controls):
             options = self._wrapped(task.name, options, args, kwargs)
         envelope = self._envelope(task, options)
         if envelope.has_keys:
-            return keyed_ops.enqueue_one(envelope, self.keyed_call(options, args, kwargs))
+            return self._enqueue_keyed(envelope, options, args, kwargs)
         return enqueue_ops.enqueue(envelope, self.call(args, kwargs))
 
     def enqueue_many_op(
@@ -140,7 +146,8 @@ class Core(Controls):
             options = self._wrapped(task.name, options, None, None)
         envelope = self._envelope(task, options)
         if envelope.has_keys:
-            return keyed_ops.enqueue_keyed(envelope, self._keyed_calls(task, options, calls)), True
+            keyed = keyed_ops.enqueue_keyed if options.unique_key is None else unique_ops.enqueue_keyed
+            return keyed(envelope, self._keyed_calls(task, options, calls)), True
         chunks = enqueue_ops.chunked(self._calls(task, calls))
         first = list(itertools.islice(chunks, 2))
         return enqueue_ops.enqueue_many(envelope, itertools.chain(first, chunks)), len(first) > 1
@@ -160,12 +167,19 @@ class Core(Controls):
         retry_json = None if policy == DEFAULT_POLICY else retry_policies.to_json(policy)
         envelope = self.envelope(name, chosen, retry_json)
         if envelope.has_keys:
-            return keyed_ops.enqueue_one(envelope, self.keyed_call(chosen, args, kwargs))
+            return self._enqueue_keyed(envelope, chosen, args, kwargs)
         return enqueue_ops.enqueue(envelope, self.call(args, kwargs))
+
+    def _enqueue_keyed(
+        self, envelope: enqueue_ops.Envelope, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Op[int]:
+        keyed = keyed_ops.enqueue_one if options.unique_key is None else unique_ops.enqueue_one
+        return keyed(envelope, self.keyed_call(options, args, kwargs))
 
     def keyed_call(self, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> keyed_ops.KeyedCall:
         """The arguments as JSON texts, and the keys of this call."""
-        return keyed_ops.KeyedCall(self.call(args, kwargs), lane=lane_of(options, args, kwargs))
+        unique_key = key_of("unique_key", options.unique_key, args, kwargs)
+        return keyed_ops.KeyedCall(self.call(args, kwargs), unique_key, lane_of(options, args, kwargs))
 
     def _keyed_calls(
         self, task: BaseTask[..., Any], options: TaskOptions, calls: Calls
@@ -224,8 +238,9 @@ class Core(Controls):
                 due = own and self._maintenance_due(queue)
                 if due:
                     yield from rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel)
-                    yield from rescue_ops.promote(queue, channel=None)
                     yield from self.expire_op(queue)
+                    yield from unique_ops.follow(queue, archive=self.settings.archive)
+                    yield from rescue_ops.promote(queue, channel=None)
                 taken += yield from self._claim_from(queue, limit - len(taken), lease, own, due)
             except Exception:
                 if taken and own:

@@ -59,7 +59,7 @@ class CurrentJob:
     handler should stop soon, and what it still writes should carry `token` as a fence.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_desk", "_extend", "_frees", "_job", "_result", "_stage")
+    __slots__ = ("_cancelled", "_deadline", "_desk", "_extend", "_frees", "_job", "_result", "_stage", "_superseded")
 
     def __init__(self, job: Job, extend: Callable[[Job, float], None], desk: Desk | None = None) -> None:
         self._job = job
@@ -69,6 +69,7 @@ class CurrentJob:
         self._result = UNSET
         self._frees = False
         self._cancelled = False
+        self._superseded = False
         self._deadline = None if job.timeout is None else time.monotonic() + job.timeout
 
     @property
@@ -124,6 +125,18 @@ class CurrentJob:
     def cancelled(self) -> bool:
         """True once the handler should stop."""
         return self._cancelled or (self._deadline is not None and time.monotonic() > self._deadline)
+
+    @property
+    def superseded(self) -> bool:
+        """True once a newer job of the same unique key waits for the end of this run (`on_conflict="supersede"`).
+
+        Whatever this run ends with, it is not tried again and does not count as the newest: the handler may stop early.
+        """
+        return self._superseded
+
+    def supersede(self) -> None:
+        """Make `superseded` true; called by the worker."""
+        self._superseded = True
 
     def cancel(self) -> None:
         """Make `cancelled` true; called by the worker."""

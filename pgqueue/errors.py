@@ -11,6 +11,7 @@
     │   ├── UnknownTask (LookupError)     no task of that name is registered in this process
     │   ├── DuplicateTask (ValueError)    two functions want one name
     │   └── ArgumentsDoNotBind (TypeError) the stored arguments do not fit the function's signature
+    ├── DuplicateJob (ValueError)         the unique key has a job; `.job_id` says which
     ├── UnknownQueue (LookupError)        an operator named a queue that holds nothing and never did
     ├── UnknownSchedule (LookupError)     an operator named a schedule that does not exist
     ├── LeaseLost                         the token is no longer the current one; `.jobs` holds who is concerned
@@ -82,6 +83,19 @@ class DuplicateTask(TaskError, ValueError):
 
 class ArgumentsDoNotBind(TaskError, TypeError):
     """The arguments do not fit the function's signature."""
+
+
+class DuplicateJob(PgQueueError, ValueError):
+    """`on_conflict="raise"`, and the unique key `key` has the job `job_id` (None: an earlier call of the same bulk).
+
+    Nothing was enqueued by this call. A bulk in a transaction of yours may have begun: roll that, or its savepoint, back.
+    """
+
+    def __init__(self, key: str, job_id: int | None) -> None:
+        holder = "an earlier call of the same bulk" if job_id is None else f"job {job_id}"
+        super().__init__(f"the unique key is taken by {holder}")
+        self.key = key
+        self.job_id = job_id
 
 
 class UnknownQueue(PgQueueError, LookupError):

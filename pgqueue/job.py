@@ -20,6 +20,7 @@ class JobState(enum.StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"
+    SUPERSEDED = "superseded"
     DEAD = "dead"
 
 

@@ -30,9 +30,13 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.JOBS_RELEASED: (_INFO, "gave back {count} job(s) of queue {queue}: {ids}"),
     EventName.LEASE_LOST: (_WARNING, "lost the lease of jobs {ids} ({during}): another worker may run them"),
     EventName.JOB_CANCEL_REQUESTED: (_INFO, "job {id} on queue {queue} was asked to stop"),
+    EventName.JOB_SUPERSEDED: (_INFO, "job {id} on queue {queue} is superseded: a newer one waits for its end"),
     EventName.JOBS_RESCUED: (
         _WARNING,
-        "rescued jobs of lost workers on queue {queue}: back in line {returned}; dead {dead}; cancelled {cancelled}",
+        (
+            "rescued jobs of lost workers on queue {queue}: back in line {returned}; dead {dead}; cancelled {cancelled}; "
+            "superseded {superseded}"
+        ),
     ),
     EventName.JOBS_ADOPTED: (_WARNING, "found jobs on queue {queue} that run under no lease, to be rescued: {ids}"),
     EventName.JOBS_PROMOTED: (_DEBUG, "{count} job(s) of queue {queue} became due"),
@@ -49,6 +53,7 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
         _WARNING,
         "the retry policy of task {task} failed for job {id} on queue {queue} ({error}): its stored policy decides",
     ),
+    EventName.JOBS_FOLLOWED: (_DEBUG, "jobs of queue {queue} follow the one of their key that has ended: {ids}"),
     EventName.TASK_CIRCUIT_OPENED: (
         _WARNING,
         "holding back task {task} of queue {queue}: {failures} attempts in a row failed with {reason}; next in {pause} s",

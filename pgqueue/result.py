@@ -36,8 +36,8 @@ def keep(value: Any, *, seconds: float, max_bytes: int) -> Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """How a job ended. `state` is completed, discarded, cancelled, expired or dead; None where nothing is left that could
-    say it.
+    """How a job ended. `state` is completed, discarded, cancelled, expired, superseded or dead; None where nothing is left
+    that could say it.
 
     `value` is what its handler returned. `error` says in one sentence why the job did not complete, or why there is no
     value. `expires_at` is when the result is forgotten, None where none was kept. The value is not shown by `repr`.

@@ -19,7 +19,10 @@ from pgqueue.tables import VERSION_TABLE, tables
 KINDS = ("worker", "producer", "reader")
 PATIENCE = 60.0
 """Seconds that a migration under way is waited for."""
-_SEQUENCES_AND_FUNCTIONS = ("job_id_seq", "lease_tie_seq", "archive_roll")
+_SEQUENCES_AND_FUNCTIONS = (
+    *("job_id_seq", "lease_tie_seq"),
+    *("archive_roll", "payload_merge", "unique_follow", "unique_expire"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

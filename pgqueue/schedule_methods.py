@@ -84,7 +84,7 @@ class Schedules(Core):
     ) -> Mapping[str, Any]:
         if options.delay is not None or options.run_at is not None:
             raise ConfigurationError("a schedule says when its jobs run: leave out delay and run_at")
-        if options.has_lane:
+        if options.has_keys:
             raise ConfigurationError(
                 f"task {name} has a key, and a tick makes jobs without keys: schedule a task that enqueues it"
             )

@@ -56,6 +56,7 @@ class Tables:
     result: Table
     kept_task: Table
     progress: Table
+    unique_window: Table
 
 
 @cache
@@ -68,7 +69,7 @@ def metadata_for(schema: str = "pgqueue") -> MetaData:
     metadata = MetaData(schema=validate_schema(schema))
     for define in (
         *(_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, _schedule),
-        *(_result, _kept_task, _progress),
+        *(_result, _kept_task, _progress, _unique_window),
     ):
         define(metadata)
     return metadata
@@ -145,6 +146,9 @@ def _job(metadata: MetaData) -> None:
         Column("admitted", Boolean),
         Column("park", Boolean),
         _time("expires_at", nullable=True),
+        Column("next_key", Text(collation="C")),
+        Column("next_mode", SmallInteger),
+        _time("next_at", nullable=True),
     ]
     job = Table("job", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="job_pkey"))
     claimable = job.c.position.is_not(None)
@@ -153,6 +157,7 @@ def _job(metadata: MetaData) -> None:
     _index_lanes(job)
     Index("job_due", job.c.queue, job.c.run_at, postgresql_where=job.c.run_at.is_not(None))
     Index("job_expiry", job.c.queue, job.c.expires_at, postgresql_where=job.c.expires_at.is_not(None))
+    Index("job_next", job.c.queue, job.c.next_key, unique=True, postgresql_where=job.c.next_key.is_not(None))
 
 
 def _keys() -> list[Column[Any]]:
@@ -350,3 +355,10 @@ def _progress(metadata: MetaData) -> None:
         _time("updated_at"),
     ]
     Table("progress", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="progress_pkey"))
+
+
+def _unique_window(metadata: MetaData) -> None:
+    columns = (_name("unique_key"), _name("queue"), _time("until"), Column("job_id", BigInteger, nullable=False))
+    key = PrimaryKeyConstraint("unique_key", "queue", name="unique_window_pkey")
+    window = Table("unique_window", metadata, *columns, key)
+    Index("unique_window_end", window.c.queue, window.c.until)

@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from pgqueue import retry as retry_policies
 from pgqueue.config import shown, validate_count, validate_name, validate_priority, validate_seconds
 from pgqueue.errors import ArgumentsDoNotBind, ConfigurationError, DuplicateTask, UnknownTask
-from pgqueue.keys import CONTINUE, PARK, Key, validate_key_option
+from pgqueue.keys import CONFLICTS, CONTINUE, PARK, SKIP, Key, validate_key_option
 from pgqueue.result import DEFAULT_KEEP
 from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
 from pgqueue.rules import RetryRule, is_rule, stored_policy
@@ -44,6 +44,11 @@ class TaskOptions:
     one key are in work at once, on all workers. `fairness_key`: jobs of different keys take turns. Each is text, or a
     function of the call's arguments that returns text, or None for no key; a job has one of the three at most.
 
+    `unique_key`: at most one job of a key waits or runs in a queue; `on_conflict` says what a second one does: "skip" (its
+    enqueue returns the id of the first), "replace", "merge", "merge_distinct", "supersede", "raise"; see docs/unique.md.
+    `unique_for`: seconds or a timedelta in which no second one starts even if the first has ended. `delay_limit`: how long
+    after its first enqueue a waiting job is due at the latest, however often it was replaced by a later one.
+
     Three belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
     that run in a child process, one at a time. `memory_limit`: bytes that a run in a child process may take beyond what
     the process had before. `keep_result`: keep what the function returns for so long (seconds or a timedelta; True means
@@ -64,6 +69,10 @@ class TaskOptions:
     concurrency_limit: int | None = None
     fairness_key: Key | None = None
     on_dead: str = CONTINUE
+    unique_key: Key | None = None
+    on_conflict: str = SKIP
+    unique_for: float | timedelta | None = None
+    delay_limit: float | timedelta | None = None
     isolation: str = THREAD
     memory_limit: int | None = None
     keep_result: bool | float | timedelta = False
@@ -92,8 +101,24 @@ class TaskOptions:
             validate_seconds("expires_in", self.expires_seconds, least=0.001)
         self._check_isolation()
         self._check_keys()
+        self._check_unique()
         if self.keep_seconds is not None:
             validate_seconds("keep_result", self.keep_seconds, least=1)
+
+    def _check_unique(self) -> None:
+        validate_key_option("unique_key", self.unique_key)
+        if self.on_conflict not in CONFLICTS:
+            raise ConfigurationError(
+                f"on_conflict must be one of {', '.join(CONFLICTS)}, not {shown(self.on_conflict)}"
+            )
+        for name in ("unique_for", "delay_limit"):
+            given = getattr(self, name)
+            if given is not None:
+                validate_seconds(name, in_seconds(given), least=0.001)
+        if self.unique_key is None:
+            for name, default in (("on_conflict", SKIP), ("unique_for", None), ("delay_limit", None)):
+                if getattr(self, name) != default:
+                    raise ConfigurationError(f"{name} needs a unique_key")
 
     def _check_keys(self) -> None:
         lanes = [name for name in LANE_KEYS if getattr(self, name) is not None]
@@ -113,14 +138,9 @@ class TaskOptions:
             raise ConfigurationError(f'on_dead="{PARK}" stops a line of jobs: it needs an ordering_key')
 
     @property
-    def has_lane(self) -> bool:
-        """Whether its jobs may have a key that orders or limits them."""
-        return any(getattr(self, name) is not None for name in LANE_KEYS)
-
-    @property
     def has_keys(self) -> bool:
-        """Whether its jobs may have keys or expire, and so take the longer way into the queue."""
-        return self.expires_in is not None or self.has_lane
+        """Whether its jobs may have keys."""
+        return self.unique_key is not None or any(getattr(self, name) is not None for name in LANE_KEYS)
 
     def _check_isolation(self) -> None:
         if self.isolation not in (THREAD, PROCESS):
@@ -136,7 +156,7 @@ class TaskOptions:
     @property
     def delay_seconds(self) -> float | None:
         """The delay in seconds, whichever way it was given."""
-        return self.delay.total_seconds() if isinstance(self.delay, timedelta) else self.delay
+        return in_seconds(self.delay)
 
     @property
     def keep_seconds(self) -> float | None:
@@ -174,6 +194,11 @@ class TaskOptions:
                 "a policy per exception belongs to the task, not to a call: exceptions are classes of the worker's process"
             )
         return self.changed(changes)
+
+
+def in_seconds(given: float | timedelta | None) -> float | None:
+    """A duration in seconds, whichever way it was given."""
+    return given.total_seconds() if isinstance(given, timedelta) else given
 
 
 class BaseTask(Generic[P, R]):

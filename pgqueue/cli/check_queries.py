@@ -35,7 +35,11 @@ RIGHTS: Final = SQL("""
         ('table', 'progress', 'SELECT'), ('table', 'progress', 'INSERT'), ('table', 'progress', 'UPDATE'),
         ('table', 'progress', 'DELETE'),
         ('sequence', 'job_id_seq', 'USAGE'), ('sequence', 'lease_tie_seq', 'USAGE'),
-        ('function', 'archive_roll', 'EXECUTE')
+        ('table', 'unique_window', 'SELECT'), ('table', 'unique_window', 'INSERT'), ('table', 'unique_window', 'UPDATE'),
+        ('table', 'unique_window', 'DELETE'),
+        ('function', 'archive_roll', 'EXECUTE'),
+        ('function', 'payload_merge', 'EXECUTE'), ('function', 'unique_follow', 'EXECUTE'),
+        ('function', 'unique_expire', 'EXECUTE')
     ) AS need (kind, name, wanted)
     LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = need.name AND kind IN ('table', 'sequence')
     LEFT JOIN pg_proc AS p ON p.pronamespace = n.oid AND p.proname = need.name AND kind = 'function'

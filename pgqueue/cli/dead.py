@@ -86,10 +86,12 @@ def retry(
         if count is not None:
             return count
         moved = pq.redrive(**selection)
-        locked = _left(pq, ids or [], set(moved), selection)
+        locked = _left(pq, ids or [], {*moved, *moved.skipped}, selection)
     write(f"{len(moved)} dead letter(s) are back in line")
     _missing(locked, set(), "somebody else is changing them, try again")
-    return max(_missing(ids or [], {*moved, *locked}), int(bool(locked)))
+    _missing(moved.skipped, set(), "these stay, their unique key has a live job")
+    stay = {*locked, *moved.skipped}
+    return max(_missing(ids or [], {*moved, *stay}), int(bool(stay)))
 
 
 @placed

@@ -18,6 +18,7 @@ from pgqueue.cli.output import write
 from pgqueue.client import PgQueue
 from pgqueue.config import validate_name
 from pgqueue.errors import PayloadError
+from pgqueue.keys import CONFLICTS
 from pgqueue.payload import encode_call
 from pgqueue.task import TaskOptions
 
@@ -43,20 +44,33 @@ def enqueue(
     expires_in: Annotated[
         float | None, typer.Option("--expires-in", metavar="S", help="Seconds after which it is not started any more.")
     ] = None,
+    unique_key: Annotated[
+        str | None, typer.Option("--unique-key", metavar="KEY", help="One job of this key at a time in the queue.")
+    ] = None,
+    on_conflict: Annotated[
+        str | None,
+        typer.Option("--on-conflict", metavar="WHAT", help=f"If the key has a job: {', '.join(CONFLICTS)}."),
+    ] = None,
+    unique_for: Annotated[
+        float | None, typer.Option("--unique-for", metavar="S", help="No second job of the key for so many seconds.")
+    ] = None,
     app: AppName = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Enqueue without the application: name and arguments are not checked.")
     ] = False,
 ) -> int:
-    """Enqueue one job and print its id."""
+    """Enqueue one job and print its id; that of the job which has the unique key already, if it has one."""
     positional = parsed("--args", args, list, "list, such as '[42]'")
     keywords = parsed("--kwargs", kwargs, dict, """object, such as '{"upload_id": 42}'""")
     times = {"delay": delay, "expires_in": expires_in}
-    chosen = {"queue": queue, "priority": priority, "max_attempts": max_attempts, **times}
+    keys = {"unique_key": unique_key, "on_conflict": on_conflict, "unique_for": unique_for}
+    chosen = {"queue": queue, "priority": priority, "max_attempts": max_attempts, **times, **keys}
     options = {name: value for name, value in chosen.items() if value is not None}
     with usage():
         validate_name("task", task)
-        TaskOptions().changed(options)
+        TaskOptions().changed({"unique_key": "that of the task", **options})
+        if unchecked:
+            TaskOptions().changed(options)
     try:
         encode_call(positional, keywords, max_bytes=_LONGEST)
     except PayloadError as error:  # such as a NUL: JSON, but nothing that PostgreSQL can store

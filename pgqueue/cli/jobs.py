@@ -62,7 +62,10 @@ def jobs(
         write_json(_shown(job, said.get(job.id), with_args) for job in found)
         return 0
     write_table(
-        ["id", "queue", "task", "state", "priority", "attempt", "lost", "due", "created", "progress", "last error"],
+        [
+            *("id", "queue", "task", "state", "priority", "attempt", "lost", "due", "created", "key"),
+            *("progress", "last error"),
+        ],
         [_row(job, said.get(job.id)) for job in found],
     )
     return 0
@@ -146,7 +149,7 @@ def _row(job: LiveJob, said: Progress | None) -> tuple[Any, ...]:
     attempt = f"{job.attempt}/{job.max_attempts}"
     return (
         *(job.id, job.queue, job.task, state, job.priority, attempt, job.lost),
-        *(job.run_at, job.created_at, _progress(said), _last_error(job)),
+        *(job.run_at, job.created_at, job.unique_key, _progress(said), _last_error(job)),
     )
 
 

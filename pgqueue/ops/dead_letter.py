@@ -58,13 +58,26 @@ def dead_letters(selection: Selection, *, limit: int) -> Op[list[DeadLetter]]:
     return [DeadLetter(*row) for row in rows]
 
 
-def redrive(selection: Selection, *, limit: int | None, channel: str | None) -> Op[list[int]]:
+class Redriven(list[int]):
+    """The ids of the dead letters that are back in their queues; `skipped` are those that stay, since their unique key has a
+    live job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped: list[int] = []
+
+
+def redrive(selection: Selection, *, limit: int | None, channel: str | None) -> Op[Redriven]:
     """Back into their queues, oldest first, in batches; returns the ids."""
-    moved: list[int] = []
+    moved = Redriven()
+    after_at, after_id = "-infinity", -(2**63)
     while limit is None or len(moved) < limit:
         batch = BATCH if limit is None else min(BATCH, limit - len(moved))
-        rows = yield Step("dead_redrive", {**selection.params(), "limit": batch, "channel": channel})
-        moved.extend(row[0] for row in rows)
+        place = {"after_at": after_at, "after_id": after_id}
+        rows = yield Step("dead_redrive", {**selection.params(), **place, "limit": batch, "channel": channel})
+        for job_id, is_back, died_at, *_ in rows:
+            (moved if is_back else moved.skipped).append(job_id)
+            after_at, after_id = died_at, job_id
         if len(rows) < batch:
             break
     return moved

@@ -18,7 +18,9 @@ Chunk = tuple[Texts, Texts | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """Everything about a job but its arguments, validated and encoded. `channel` None means: wake nobody; `prefix` "due "
-    wakes maintenance, which waits for the due time, instead of claims."""
+    wakes maintenance, which waits for the due time, instead of claims. `has_keys`: it has keys or expires, and takes the
+    longer way into the queue. `alert`, `archive`: where and how the change of another job of its unique key is told and
+    kept."""
 
     queue: str
     task: str
@@ -36,6 +38,11 @@ class Envelope:
     lane_width: int | None = None
     park: bool | None = None
     expires_in: float | None = None
+    on_conflict: str = "skip"
+    unique_for: float | None = None
+    delay_limit: float | None = None
+    alert: str | None = None
+    archive: bool = True
     params: dict[str, object] = field(init=False, repr=False, compare=False)
     """What every enqueue statement is given."""
     keyed: dict[str, object] = field(init=False, repr=False, compare=False)

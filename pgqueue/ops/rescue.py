@@ -18,11 +18,12 @@ class Rescued(NamedTuple):
     returned: list[int]
     dead: list[int]
     cancelled: list[int]
+    superseded: list[int]
 
 
 def rescue(queue: str, *, archive: bool, channel: str | None = None) -> Op[Rescued]:
     """Take back what expired leases hold, round by round, until every expired lease was looked at once."""
-    fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": []}
+    fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": [], "superseded": []}
     params = {"queue": queue, "limit": LEASES, "archive": archive, "channel": channel}
     after, seen = BEGINNING, Int8s()
     while True:
@@ -58,7 +59,8 @@ def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
 
 class Agenda(NamedTuple):
     """Seconds until the next lease ends, the next job is due, a lane is to be looked at, a waiting job expires, a pause ends
-    by itself, and priorities age; 0 or less means now, None that there is none."""
+    by itself, priorities age, and it is worth a look whether what waits behind the job of its unique key may go on (0: it
+    may); 0 or less means now, None that there is none."""
 
     expires_in: float | None
     due_in: float | None
@@ -66,6 +68,7 @@ class Agenda(NamedTuple):
     late_in: float | None
     resume_in: float | None
     age_in: float | None
+    follow_in: float | None
 
 
 def agenda(queue: str) -> Op[Agenda]:

@@ -75,6 +75,7 @@ class LiveJob:
     args_json: str | None
     kwargs_json: str | None
     errors_json: str | None
+    unique_key: str | None = None
     hidden: bool = False
 
 

@@ -85,16 +85,18 @@ class Beat(NamedTuple):
     """A lease that is still ours.
 
     `extended`: it was, now; otherwise somebody locks its row: ask again soon. `cancelled`: its jobs that shall be cancelled.
+    `superseded`: those for whose end a newer job of their key waits.
     """
 
     extended: bool
     cancelled: list[int]
+    superseded: list[int]
 
 
 def beat_leases(worker_id: int, queue: str, leases: Sequence[int], *, lease: float) -> Op[dict[int, Beat]]:
     """Extend leases of one queue; returns those that are still ours."""
     rows = yield Step("lease_beat", {"worker_id": worker_id, "queue": queue, "leases": Int8s(leases), "lease": lease})
-    return {token: Beat(extended, cancelled) for token, extended, cancelled in rows}
+    return {token: Beat(*facts) for token, *facts in rows}
 
 
 def leave(worker_id: int) -> Op[None]:

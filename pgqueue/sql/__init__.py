@@ -14,6 +14,7 @@ FILES = (
     "enqueue.sql",
     "keyed.sql",
     "admission.sql",
+    "unique.sql",
     "claim.sql",
     "settle.sql",
     "rescue.sql",

@@ -5,8 +5,9 @@ SELECT coalesce(max(id), 0) FROM {schema}.job
 -- name: job_page
 -- One step of that walk: so many rows from an id on, and which of them are meant. MATERIALIZED and without conditions
 --   inside: a step costs the same however few match.
+-- coalesce: what waits behind the running job of its key has it as next_key.
 WITH page AS MATERIALIZED (
-    SELECT id, queue, task, lane, unique_key, lease_id
+    SELECT id, queue, task, lane, coalesce(unique_key, next_key) AS unique_key, lease_id
     FROM {schema}.job
     WHERE id > %(after)s::int8 AND id <= %(newest)s::int8
     ORDER BY id

@@ -18,7 +18,7 @@ SELECT id, queue, task,
        priority, attempt, max_attempts, lost,
        CASE WHEN run_at >= '0001-01-02' AND run_at < '9999-12-30' THEN run_at END,
        CASE WHEN created_at >= '0001-01-02' AND created_at < '9999-12-30' THEN created_at END,
-       cancel_requested, NULL, NULL, NULL, true
+       cancel_requested, NULL, NULL, NULL, coalesce(unique_key, next_key), true
 FROM {schema}.job
 WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
   AND (%(task)s::text IS NULL OR task = %(task)s::text)

@@ -10,7 +10,7 @@
 --   past ten thousand leases of locked jobs take 38 s instead of a third of one. The time travels as text: minus infinity, written by hand,
 --   is no datetime.
 -- (SELECT clock_timestamp()): evaluated once, so that the index on expires_at can be used.
--- told: as in settle.sql.
+-- told, superseded: as in settle.sql.
 WITH expired AS MATERIALIZED (
     SELECT id, job_ids, expires_at
     FROM {schema}.lease
@@ -20,7 +20,13 @@ WITH expired AS MATERIALIZED (
     LIMIT %(limit)s::int8
     FOR UPDATE SKIP LOCKED
 ), held AS MATERIALIZED (
-    SELECT id, lane, CASE WHEN cancel_requested THEN 'cancelled' WHEN attempt >= max_attempts THEN 'dead' ELSE 'returned' END AS fate
+    SELECT id, lane,
+           CASE WHEN cancel_requested THEN 'cancelled'
+                WHEN unique_key IS NOT NULL AND EXISTS (
+                    SELECT 1 FROM {schema}.job AS n
+                    WHERE n.queue = %(queue)s::text AND n.next_key = job.unique_key
+                      AND (n.next_mode = 3 OR n.next_mode = 2 AND job.attempt < job.max_attempts)) THEN 'superseded'
+                WHEN attempt >= max_attempts THEN 'dead' ELSE 'returned' END AS fate
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT unnest(job_ids) FROM expired))
       AND lease_id = ANY (ARRAY(SELECT id FROM expired))
@@ -49,10 +55,12 @@ WITH expired AS MATERIALIZED (
                 'attempt', attempt, 'type', 'WorkerLost', 'message', 'worker lost: its lease expired', 'at', clock_timestamp())),
            created_at, 'worker lost', clock_timestamp(), unique_key, lane, lane_rank, lane_width, park
     FROM gone
-    WHERE NOT cancel_requested
+    WHERE id = ANY (ARRAY(SELECT id FROM held WHERE fate = 'dead'))
 ), parked AS (
     INSERT INTO {schema}.lane (lane, queue, parked_at, parked_by)
-    SELECT DISTINCT ON (lane, queue) lane, queue, clock_timestamp(), id FROM gone WHERE park AND lane IS NOT NULL AND NOT cancel_requested
+    SELECT DISTINCT ON (lane, queue) lane, queue, clock_timestamp(), id
+    FROM gone
+    WHERE park AND lane IS NOT NULL AND id = ANY (ARRAY(SELECT id FROM held WHERE fate = 'dead'))
     ORDER BY lane, queue, id
     ON CONFLICT (lane, queue) DO UPDATE SET parked_at = excluded.parked_at, parked_by = excluded.parked_by
 ), woken AS (
@@ -60,16 +68,17 @@ WITH expired AS MATERIALIZED (
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, least(lost, 2147483646) + 1, headers, errors, 'cancelled',
-           'cancelled while running, worker lost', created_at, clock_timestamp()
-    FROM gone
-    WHERE cancel_requested AND %(archive)s::bool
+    SELECT gone.id, queue, task, args, kwargs, priority, attempt, least(lost, 2147483646) + 1, headers, errors, held.fate,
+           held.fate || ' while running, worker lost', created_at, clock_timestamp()
+    FROM gone JOIN held ON held.id = gone.id
+    WHERE held.fate <> 'dead' AND %(archive)s::bool
 ), told AS (
     INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
-    SELECT e.id, e.queue, CASE WHEN cancel_requested THEN 'cancelled' ELSE 'dead' END,
-           CASE WHEN cancel_requested THEN 'cancelled while running, worker lost' ELSE 'worker lost' END,
+    SELECT e.id, e.queue, held.fate,
+           CASE WHEN held.fate = 'dead' THEN 'worker lost' ELSE held.fate || ' while running, worker lost' END,
            at, at + k.seconds * interval '1 second'
-    FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
+    FROM gone AS e JOIN held ON held.id = e.id JOIN {schema}.kept_task AS k ON k.task = e.task,
+         LATERAL (SELECT clock_timestamp() AS at) AS moment
     ON CONFLICT (id, queue) DO UPDATE
     SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
         expires_at = excluded.expires_at
@@ -141,10 +150,10 @@ FROM moved
 
 -- name: queue_agenda
 -- Seconds until the next lease ends, until the next job is due, until a lane is to be looked at, until a waiting job expires,
--- until the next pause ends and until priorities age (0 or less: now). One cheap look instead of six statements that find
--- nothing. first: a million rows of lanes that nobody has looked at yet are not read for it. Infinity is a job that somebody
--- parked by hand; greatest(): before PostgreSQL 17 nothing can be subtracted
--- from minus infinity.
+-- until the next pause ends, until priorities age, and until what waits behind the job of its key is worth a look (0 or less:
+-- now). One cheap look instead of seven statements that find nothing. first: a million rows of lanes that nobody has looked at
+-- yet are not read for it. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be
+-- subtracted from minus infinity.
 SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
         FROM {schema}.lease
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text AND isfinite(expires_at)
@@ -166,7 +175,16 @@ SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
           AND expires_at IS NOT NULL AND expires_at < 'infinity' AND lease_id IS NULL
         ORDER BY expires_at
         LIMIT 1),
-       resume_in, age_in
+       resume_in, age_in,
+       (SELECT CASE bool_or(free) WHEN true THEN 0 WHEN false THEN 0.25 END::float8
+        FROM (SELECT NOT EXISTS (
+                         SELECT 1 FROM {schema}.job AS a
+                         WHERE a.queue = %(queue)s::text AND a.unique_key = n.next_key
+                           AND (a.lease_id IS NOT NULL OR n.next_mode = 1)) AS free
+              FROM {schema}.job AS n
+              WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text AND next_key IS NOT NULL
+              ORDER BY queue, next_key
+              LIMIT 1000) AS behind)
 FROM (SELECT 1) AS once
 LEFT JOIN (
     SELECT (SELECT min(seconds) FROM (

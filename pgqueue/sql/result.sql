@@ -5,6 +5,7 @@
 -- without results pay nothing.
 -- told: the entry is written with the end of the job or not at all. A job that was redriven has one already.
 -- seconds: below 0 it is not the caller who knows how long, but kept_task; a task that is not there leaves no entry.
+-- superseded: as in settle.sql. Its value is that of an older call: who waits for it is told so instead.
 -- pg_notify: on a channel of its own, which wakes no worker, once per statement. It names the ids as long as they fit into
 --   the 8000 bytes of a notification.
 WITH gone AS (
@@ -15,17 +16,26 @@ WITH gone AS (
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, %(state)s::text,
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors,
+           CASE WHEN unique_key IS NOT NULL AND EXISTS (
+                    SELECT 1 FROM {schema}.job AS n
+                    WHERE n.queue = %(queue)s::text AND n.next_key = gone.unique_key AND n.next_mode = 3)
+                THEN 'superseded' ELSE %(state)s::text END,
            (%(reasons)b::text[])[width_bucket(id, %(ids)b::int8[])], created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
 ), ended AS (
-    SELECT gone.id, gone.queue, width_bucket(gone.id, %(ids)b::int8[]) AS place, k.seconds AS known, clock_timestamp() AS at
+    SELECT gone.id, gone.queue, width_bucket(gone.id, %(ids)b::int8[]) AS place, k.seconds AS known, clock_timestamp() AS at,
+           unique_key IS NOT NULL AND EXISTS (
+               SELECT 1 FROM {schema}.job AS n
+               WHERE n.queue = %(queue)s::text AND n.next_key = gone.unique_key AND n.next_mode = 3) AS superseded
     FROM gone LEFT JOIN {schema}.kept_task AS k ON k.task = gone.task
 ), told AS (
     INSERT INTO {schema}.result AS r (id, queue, state, value, error, finished_at, expires_at)
-    SELECT id, queue, %(state)s::text, (%(values)b::text[])[place]::json,
-           coalesce((%(errors)b::text[])[place], (%(reasons)b::text[])[place]), at,
+    SELECT id, queue, CASE WHEN superseded THEN 'superseded' ELSE %(state)s::text END,
+           CASE WHEN NOT superseded THEN (%(values)b::text[])[place]::json END,
+           CASE WHEN superseded THEN 'superseded while running'
+                ELSE coalesce((%(errors)b::text[])[place], (%(reasons)b::text[])[place]) END, at,
            at + coalesce(nullif((%(seconds)b::float8[])[place], -1), known) * interval '1 second'
     FROM ended
     WHERE (%(seconds)b::float8[])[place] >= 0 OR known IS NOT NULL

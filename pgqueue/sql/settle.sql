@@ -6,6 +6,7 @@
 -- would cost the client as much as sending them. Then whether lanes have a free slot now: a worker that goes on looks for itself,
 -- others are told (lanes_channel).
 -- told: what ends otherwise than by completion leaves an entry in result too, where its task keeps results: somebody may wait.
+-- superseded: what a newer job of its unique key waits for (next_mode 3) does not count as the newest, however it ended.
 
 -- name: job_complete
 -- Removes finished jobs, keeps them in the archive if asked, and gives back the leases that hold nothing any more.
@@ -22,7 +23,11 @@ WITH gone AS (
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, %(state)s::text,
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors,
+           CASE WHEN unique_key IS NOT NULL AND EXISTS (
+                    SELECT 1 FROM {schema}.job AS n
+                    WHERE n.queue = %(queue)s::text AND n.next_key = gone.unique_key AND n.next_mode = 3)
+                THEN 'superseded' ELSE %(state)s::text END,
            (%(reasons)b::text[])[width_bucket(id, %(ids)b::int8[])], created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
@@ -68,8 +73,11 @@ RETURNING id
 --   it up.
 -- locked: a job whose cancellation was asked for while it ran is not tried again but archived as cancelled. The flag is read
 --   under the lock: read before it, a cancellation that commits in between would leave the row to neither branch.
+-- ended: nor is a job whose key has a newer one waiting (next_mode 2 or 3), which is archived as superseded.
 WITH locked AS MATERIALIZED (
-    SELECT id, cancel_requested
+    SELECT id, cancel_requested OR (unique_key IS NOT NULL AND EXISTS (
+               SELECT 1 FROM {schema}.job AS n
+               WHERE n.queue = %(queue)s::text AND n.next_key = job.unique_key AND n.next_mode > 1)) AS ended
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
       AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
@@ -82,18 +90,21 @@ WITH locked AS MATERIALIZED (
     SELECT clock_timestamp() AS at
 ), gone AS (
     DELETE FROM {schema}.job
-    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE cancel_requested))
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE ended))
     RETURNING *
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while running',
-           created_at, clock_timestamp()
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END || ' while running', created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
 ), told AS (
     INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
-    SELECT e.id, e.queue, 'cancelled', 'cancelled while running', at, at + k.seconds * interval '1 second'
+    SELECT e.id, e.queue, CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END || ' while running',
+           at, at + k.seconds * interval '1 second'
     FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
     ON CONFLICT (id, queue) DO UPDATE
     SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
@@ -110,7 +121,7 @@ WITH locked AS MATERIALIZED (
                  WHEN jsonb_array_length(j.errors) >= 10 THEN j.errors - 0 ELSE j.errors END
             || jsonb_build_array(a.error::jsonb || jsonb_build_object('at', at)) END
     FROM asked AS a, moment
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested)) AND j.id = a.id
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT ended)) AND j.id = a.id
     RETURNING j.id, j.lane, CASE WHEN j.admitted IS NULL THEN j.lane END AS freed
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane)
@@ -128,11 +139,13 @@ SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_ag
 FROM (SELECT id, freed FROM back UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_bury
--- Into the dead letters, with the reason and the last error; cancelled jobs into the archive, as in job_retry.
+-- Into the dead letters, with the reason and the last error; cancelled and superseded jobs into the archive, as in job_retry.
 -- parked: the lane stops until an operator decides, if its jobs were enqueued so. DISTINCT ON: two jobs of one lane in one call,
 --   which only a hand can bring about, must not fail the settles of all others.
 WITH locked AS MATERIALIZED (
-    SELECT id, cancel_requested
+    SELECT id, cancel_requested OR (unique_key IS NOT NULL AND EXISTS (
+               SELECT 1 FROM {schema}.job AS n
+               WHERE n.queue = %(queue)s::text AND n.next_key = job.unique_key AND n.next_mode = 3)) AS ended
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
       AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
@@ -142,18 +155,21 @@ WITH locked AS MATERIALIZED (
     SELECT a.* FROM unnest(%(ids)b::int8[], %(reasons)b::text[], %(errors)b::text[]) AS a(id, reason, error)
 ), gone AS (
     DELETE FROM {schema}.job
-    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE cancel_requested))
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE ended))
     RETURNING *
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while running',
-           created_at, clock_timestamp()
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END || ' while running', created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
 ), told AS (
     INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
-    SELECT e.id, e.queue, 'cancelled', 'cancelled while running', at, at + k.seconds * interval '1 second'
+    SELECT e.id, e.queue, CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END || ' while running',
+           at, at + k.seconds * interval '1 second'
     FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
     ON CONFLICT (id, queue) DO UPDATE
     SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
@@ -161,7 +177,7 @@ WITH locked AS MATERIALIZED (
 ), buried AS (
     DELETE FROM {schema}.job AS j
     USING asked AS a
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested)) AND j.id = a.id
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM locked WHERE NOT ended)) AND j.id = a.id
     RETURNING j.*, a.reason, a.error
 ), dead AS (
     INSERT INTO {schema}.dead_letter (
@@ -202,9 +218,12 @@ SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_ag
 FROM (SELECT id, lane FROM buried UNION ALL SELECT id, lane FROM gone) AS settled
 
 -- name: job_release
--- Given back unfinished: the attempt is not counted and the place in line is kept; cancelled jobs as in job_retry.
+-- Given back unfinished: the attempt is not counted and the place in line is kept; cancelled and superseded jobs as in
+-- job_retry.
 WITH locked AS MATERIALIZED (
-    SELECT id, cancel_requested
+    SELECT id, cancel_requested OR (unique_key IS NOT NULL AND EXISTS (
+               SELECT 1 FROM {schema}.job AS n
+               WHERE n.queue = %(queue)s::text AND n.next_key = job.unique_key AND n.next_mode > 1)) AS ended
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[])
       AND lease_id = (%(tokens)b::int8[])[width_bucket(id, %(ids)b::int8[])]
@@ -212,20 +231,23 @@ WITH locked AS MATERIALIZED (
     FOR UPDATE
 ), gone AS (
     DELETE FROM {schema}.job
-    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE cancel_requested))
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE ended))
     RETURNING *
 ), kept AS (
     INSERT INTO {schema}.archive (
         id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, state, reason, created_at, finished_at)
-    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors, 'cancelled', 'cancelled while running',
-           created_at, clock_timestamp()
+    SELECT id, queue, task, args, kwargs, priority, attempt, lost, headers, errors,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END || ' while running', created_at, clock_timestamp()
     FROM gone
     WHERE %(archive)s::bool
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT queue, lane FROM gone WHERE lane IS NOT NULL
 ), told AS (
     INSERT INTO {schema}.result (id, queue, state, error, finished_at, expires_at)
-    SELECT e.id, e.queue, 'cancelled', 'cancelled while running', at, at + k.seconds * interval '1 second'
+    SELECT e.id, e.queue, CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END,
+           CASE WHEN cancel_requested THEN 'cancelled' ELSE 'superseded' END || ' while running',
+           at, at + k.seconds * interval '1 second'
     FROM gone AS e JOIN {schema}.kept_task AS k ON k.task = e.task, LATERAL (SELECT clock_timestamp() AS at) AS moment
     ON CONFLICT (id, queue) DO UPDATE
     SET state = excluded.state, value = NULL, error = excluded.error, finished_at = excluded.finished_at,
@@ -233,7 +255,7 @@ WITH locked AS MATERIALIZED (
 ), back AS (
     UPDATE {schema}.job
     SET lease_id = NULL, attempt = attempt - 1
-    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE NOT cancel_requested))
+    WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM locked WHERE NOT ended))
     RETURNING id
 )
 SELECT count(*), CASE WHEN count(*) < cardinality(%(ids)b::int8[]) THEN array_agg(id) END, count(lane) > 0,

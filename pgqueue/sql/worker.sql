@@ -37,7 +37,8 @@ ORDER BY c.queue COLLATE "C", c.task COLLATE "C", w.id
 
 -- name: lease_beat
 -- Extends one row per claim, however many jobs it holds, and says of each lease that is still ours whether it was extended
--- and whose cancellation was asked for. A lease that does not come back is lost.
+-- and whose cancellation was asked for, and which are superseded. A lease that does not come back is lost.
+-- LATERAL … LIMIT: from the few that wait behind their key to the one of each; joined otherwise, all jobs might be read.
 -- SKIP LOCKED: a caller's open transaction may hold a lease row; waiting for it would let all the others run out. Such a lease
 --   comes back as not extended, and is tried again soon.
 -- greatest(): a beat must not take away time that a handler asked for.
@@ -59,8 +60,16 @@ WITH mine AS MATERIALIZED (
     FROM {schema}.job
     WHERE queue = %(queue)s::text AND cancel_requested
     ORDER BY queue, id
+), superseded AS MATERIALIZED (
+    SELECT a.id, a.lease_id
+    FROM (SELECT queue, next_key FROM {schema}.job
+          WHERE queue = %(queue)s::text AND next_key IS NOT NULL AND next_mode = 3
+          ORDER BY queue, next_key OFFSET 0) AS n
+    CROSS JOIN LATERAL (
+        SELECT id, lease_id FROM {schema}.job WHERE queue = %(queue)s::text AND unique_key = n.next_key LIMIT 1) AS a
 )
-SELECT id, id IN (SELECT id FROM beaten), ARRAY(SELECT c.id FROM cancelled AS c WHERE c.lease_id = l.id)
+SELECT id, id IN (SELECT id FROM beaten), ARRAY(SELECT c.id FROM cancelled AS c WHERE c.lease_id = l.id),
+       ARRAY(SELECT s.id FROM superseded AS s WHERE s.lease_id = l.id)
 FROM {schema}.lease AS l
 WHERE queue = %(queue)s::text AND id = ANY (%(leases)b::int8[]) AND worker_id = %(worker_id)s::int8
 
@@ -84,13 +93,14 @@ FROM {schema}.worker AS w
 ORDER BY w.id
 
 -- name: queue_drained
--- True when nothing is ready or running, no retry waits, and nothing blocked can come into line. Jobs that were enqueued for
--- later do not count, nor do a paused queue, a parked lane and what waits of a paused task; what is paused, until when, is
--- read as in job_claim.
+-- True when nothing is ready or running, no retry waits, and nothing blocked can come into line, nor anything that waits
+-- behind the job of its unique key. Jobs that were enqueued for later do not count, nor do a paused queue, a parked lane and
+-- what waits of a paused task; what is paused, until when, is read as in job_claim.
 -- The ranges that are always true are explained at job_claim; the line is read in its order, since a million blocked jobs may
 --   lie before the one that is ready.
 -- waiting: jumps from lane to lane, so that a million jobs of a parked one are not read. (SELECT … LIMIT 1) IS NOT NULL:
 --   where EXISTS stood the planner would join, and read them all.
+-- next_mode 1: it follows the end of a job that waits, and is there as long as that one is.
 -- NOT (…): nor does what stands behind jobs of paused tasks that hold the slots of its lane. A row in `admission` says that
 --   a slot may be free, so the lane is not settled yet.
 WITH RECURSIVE waiting AS (
@@ -122,6 +132,13 @@ SELECT EXISTS (SELECT 1 FROM halted WHERE whole)
        SELECT 1 FROM {schema}.job
        WHERE queue = %(queue)s::text AND run_at < 'infinity' AND attempt > 0
          AND task <> ALL (ARRAY(SELECT task FROM paused)))
+   AND (SELECT n.id FROM {schema}.job AS n
+        WHERE n.queue = %(queue)s::text AND n.queue >= %(queue)s::text AND n.queue <= %(queue)s::text
+          AND n.next_key IS NOT NULL AND n.task <> ALL (ARRAY(SELECT task FROM paused))
+          AND NOT EXISTS (
+              SELECT 1 FROM {schema}.job AS a
+              WHERE a.queue = %(queue)s::text AND a.unique_key = n.next_key AND a.lease_id IS NULL AND n.next_mode = 1)
+        ORDER BY n.queue, n.next_key LIMIT 1) IS NULL
    AND NOT EXISTS (
        SELECT 1 FROM waiting AS w
        WHERE w.lane IS NOT NULL

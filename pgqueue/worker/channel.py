@@ -5,6 +5,7 @@
 | `hello` | what the child needs to be like its parent, and what to import |
 | `job`, `place`, `memory_limit`, `keep` | run this; keep what it returns for so many seconds, up to so many bytes |
 | `cancel` | the job with this token shall stop |
+| `superseded` | a newer job waits for the end of the one with this token |
 | `extended` | the answer to `extend`: "" for yes, "lost", or an error |
 | `end` | leave |
 

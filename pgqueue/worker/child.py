@@ -87,6 +87,9 @@ class Child:
     def _take(self, message: Message) -> None:
         if "extended" in message:
             self._answers.put(message["extended"])
+        elif "superseded" in message:
+            if (current := self._current) is not None and current.token == message["superseded"]:
+                current.supersede()
         elif "cancel" not in message:
             self._inbox.put(message)
         elif (current := self._current) is not None and current.token == message["cancel"]:

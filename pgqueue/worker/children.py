@@ -273,7 +273,7 @@ class _Talk:
         self.runner = runner
         self.held = held
         self.began = False
-        self._asked = self._doomed = False
+        self._asked = self._doomed = self._said = False
         self._end = time.monotonic() + BOOT
         self._why = ""
 
@@ -316,6 +316,9 @@ class _Talk:
         if not self._asked and (lease_lost or self.held.cancel_requested):
             self._asked = True
             child.send(cancel=self.held.job.token)
+        if self.held.superseded and not self._said:
+            self._said = True
+            child.send(superseded=self.held.job.token)
         if lease_lost and not self._doomed:
             self._doomed = True
             self._limit(min(self._end, time.monotonic() + UNWIND), "went on after its lease was lost")

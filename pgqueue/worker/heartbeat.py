@@ -33,6 +33,7 @@ class Heartbeat(Loop):
         identity: worker_ops.Identity,
         *,
         tell: Callable[[Held], None],
+        inform: Callable[[Held], None],
         lose: Callable[[Sequence[int], str], None],
         fitness: Fitness,
         report: Callable[[], worker_ops.Report],
@@ -46,6 +47,7 @@ class Heartbeat(Loop):
         self.worker_id = worker_id
         self.identity = identity
         self.tell = tell
+        self.inform = inform
         self.lose = lose
         self.fitness = fitness
         self.report = report
@@ -88,6 +90,9 @@ class Heartbeat(Loop):
                 for held in self.ledger.request_cancel(token, beat.cancelled) if beat.cancelled else ():
                     self.events.emit(EventName.JOB_CANCEL_REQUESTED, id=held.job.id, queue=queue)
                     self.tell(held)
+                for held in self.ledger.supersede(token, beat.superseded) if beat.superseded else ():
+                    self.events.emit(EventName.JOB_SUPERSEDED, id=held.job.id, queue=queue)
+                    self.inform(held)
         self.link.run(worker_ops.beat(self.worker_id, self.identity, self.report()))
         self._compare()
         return complete

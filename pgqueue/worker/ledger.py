@@ -53,7 +53,7 @@ class Held:
     """One claimed job. Its lock is its own: one for all jobs would make every runner wait for every other, and on a busy
     machine each such wait costs a turn of the scheduler."""
 
-    __slots__ = ("cancel_requested", "current", "job", "lease", "lock", "phase", "stop")
+    __slots__ = ("cancel_requested", "current", "job", "lease", "lock", "phase", "stop", "superseded")
 
     def __init__(self, job: Job, lease: Lease) -> None:
         self.job = job
@@ -62,6 +62,7 @@ class Held:
         self.current: CurrentJob | None = None
         self.stop: object | None = None
         self.cancel_requested = False
+        self.superseded = False
         self.lock = threading.Lock()
 
     def move(self, phases: Sequence[Phase], to: Phase) -> bool:
@@ -84,6 +85,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
+        self.superseded: set[Held] = set()
 
     def __len__(self) -> int:
         with self._lock:
@@ -104,14 +106,15 @@ class Ledger:
 
     def begin(self, held: Held, current: CurrentJob) -> Start:
         """A runner comes to this job. GIVE_BACK makes it submit a release: the lease ran out in the buffer, or the job was
-        cancelled there, and nobody else would ever take it up again; or it has expired, and is for the sweep."""
+        cancelled or superseded there, and nobody else would ever take it up again; or it has expired, and is for the
+        sweep."""
         expires_in = held.job.expires_in
         with held.lock:
             if held.phase is not Phase.WAITING:
                 return Start.GONE
             now = time.monotonic()
             late = expires_in is not None and now >= held.lease.sent + expires_in
-            if late or held.cancel_requested or now >= held.lease.deadline:
+            if late or held.cancel_requested or held.superseded or now >= held.lease.deadline:
                 held.phase = Phase.SETTLING
                 return Start.GIVE_BACK
             held.phase = Phase.RUNNING
@@ -146,6 +149,8 @@ class Ledger:
         """These are written, or lost: forget them."""
         with self._lock:
             touched = set()
+            if self.superseded:
+                self.superseded.difference_update(helds)
             for held in helds:
                 lease = held.lease
                 lease.held.pop(held.job.id, None)
@@ -206,6 +211,20 @@ class Ledger:
                     current = held.current
                 if current is not None:
                     current.cancel()
+            return news
+
+    def supersede(self, token: int, ids: Iterable[int]) -> list[Held]:
+        """Newer jobs of their keys wait for these; returns the jobs that did not know yet."""
+        with self._lock:
+            lease = self._leases.get(token)
+            news = [lease.held[i] for i in ids if i in lease.held and not lease.held[i].superseded] if lease else []
+            self.superseded.update(news)
+            for held in news:
+                with held.lock:
+                    held.superseded = True
+                    current = held.current
+                if current is not None:
+                    current.supersede()
             return news
 
     @staticmethod

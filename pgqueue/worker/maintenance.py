@@ -17,6 +17,7 @@ from pgqueue.ops import ageing as ageing_ops
 from pgqueue.ops import expiry as expiry_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
+from pgqueue.ops import unique as unique_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.version import SCHEMA_REVISION, __version__, runs_on
 from pgqueue.worker.link import Link
@@ -26,6 +27,8 @@ PERIOD = 1.0
 QUIET_PERIOD = 4.0
 """While notifications come through, what is due within `pgqueue.core.SOON` is announced, and the end of every longer lease
 is seen beforehand. Never more than a fifth of the worker's own lease."""
+TAKEN = 0.25
+"""Seconds until the next look where the place of a key is about to be taken by somebody who has not committed."""
 REPAIR_EVERY = 60.0
 ARCHIVE_EVERY = 3600.0
 
@@ -126,19 +129,22 @@ class Maintenance(Loop):
         self._mind_pauses(queue, agenda.resume_in)
         if agenda.age_in is not None and agenda.age_in <= 0:
             self._age(queue)
-        late, due = (seconds is not None and seconds <= 0 for seconds in (agenda.late_in, agenda.due_in))
-        if late:
+        if agenda.late_in is not None and agenda.late_in <= 0:
             self._expire(queue)
-        if due:
+            agenda = self.link.run(rescue_ops.agenda(queue))  # what expired may have had its key
+        free = agenda.follow_in == 0
+        followed = self._follow(queue) if free else []
+        if followed or (agenda.due_in is not None and agenda.due_in <= 0):
             promoted = self.link.run(rescue_ops.promote(queue, channel=self.channel))
             if promoted:
                 self.events.emit(EventName.JOBS_PROMOTED, queue=queue, count=len(promoted))
                 self.wake()
-        if late or due:
             agenda = self.link.run(rescue_ops.agenda(queue))
         if agenda.admission_in is not None and agenda.admission_in <= 0:
             self.admit(queue)
         ahead = [seconds for seconds in agenda if seconds is not None and seconds > 0]
+        if free and not followed:
+            ahead.append(TAKEN)
         return min(ahead, default=math.inf)
 
     def _rescue(self, queue: str) -> None:
@@ -150,6 +156,7 @@ class Maintenance(Loop):
                 returned=rescued.returned,
                 dead=rescued.dead,
                 cancelled=rescued.cancelled,
+                superseded=rescued.superseded,
             )
             self.wake()
 
@@ -172,6 +179,13 @@ class Maintenance(Loop):
         if resume_in is not None:
             self._resumes[queue] = now + resume_in
 
+    def _follow(self, queue: str) -> list[int]:
+        followed = self.link.run(unique_ops.follow(queue, archive=self.settings.archive, channel=self.channel))
+        if followed:
+            self.events.emit(EventName.JOBS_FOLLOWED, queue=queue, ids=followed, count=len(followed))
+            self.wake()
+        return followed
+
     def _now_and_then(self) -> None:
         now = time.monotonic()
         self._repair_lanes()
@@ -182,6 +196,7 @@ class Maintenance(Loop):
                 adopted = self.link.run(rescue_ops.adopt(queue))
                 if adopted:
                     self.events.emit(EventName.JOBS_ADOPTED, queue=queue, ids=adopted)
+                self.link.run(unique_ops.prune(queue))
             self.link.run(worker_ops.prune())
         if now >= self._prune_at:
             self._prune_at = now + REPAIR_EVERY * random.uniform(0.8, 1.2)

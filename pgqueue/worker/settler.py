@@ -61,6 +61,7 @@ class Settler(Loop):
         self.relieved: Callable[[], None] = _nobody
         self.freed: Callable[[str], None] = _nobody
         self.decided: Callable[[Held, Outcome], None] = _nobody
+        self.succeeded: Callable[[], None] = _nobody
         self._doubts = Doubts()
         self._most = BATCH
         self._unsure: dict[tuple[int, int], float] = {}
@@ -130,7 +131,7 @@ class Settler(Loop):
         return DONE if found == LOST and by_hand else found
 
     def _done(self, queue: str, done: Sequence[Doubt]) -> None:
-        self.ledger.remove([one.held for one in done])
+        self._forget([one.held for one in done])
         self.settled += len(done)
         if any(one.held.current is not None and one.held.current.frees for one in done):
             self.freed(queue)
@@ -144,7 +145,7 @@ class Settler(Loop):
             self._tell(queue, [(one.held, COMPLETED) for one in blocks], set())
 
     def _given_up(self, queue: str, lost: Sequence[Doubt]) -> None:
-        self.ledger.remove([one.held for one in lost])
+        self._forget([one.held for one in lost])
         if lost:
             self.events.emit(EventName.LEASE_LOST, ids=[one.held.job.id for one in lost], during="settle")
 
@@ -184,7 +185,7 @@ class Settler(Loop):
             except psycopg.Error:
                 continue
         # The lease is renewed no more, so the job is rescued when it ends: counted, and in the end dead-lettered.
-        self.ledger.remove([held])
+        self._forget([held])
         self.events.emit(EventName.SETTLE_ABANDONED, ids=[held.job.id])
 
     def _write(self, name: str, chosen: Sequence[Pending]) -> None:
@@ -204,7 +205,7 @@ class Settler(Loop):
         except PASSING:
             self._unsure.update({(held.job.id, held.job.token): held.lease.confirmed for held in helds})
             raise
-        self.ledger.remove(helds)
+        self._forget(helds)
         if self._unsure:
             for held in helds:
                 self._unsure.pop((held.job.id, held.job.token), None)
@@ -216,6 +217,12 @@ class Settler(Loop):
             self._tell(name, chosen, {(job.id, job.token) for job in lost})
         if lost:
             self.events.emit(EventName.LEASE_LOST, ids=[job.id for job in lost], during="settle")
+
+    def _forget(self, helds: Sequence[Held]) -> None:
+        succeeded = bool(self.ledger.superseded) and any(held.superseded for held in helds)
+        self.ledger.remove(helds)
+        if succeeded:
+            self.succeeded()  # what waits for their end may follow
 
     def _options(self) -> settle_ops.SettleOptions:
         if not self.stopping.is_set():

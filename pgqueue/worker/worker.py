@@ -200,6 +200,7 @@ class Worker:
             self.worker_id,
             self._identity,
             tell=self._tell,
+            inform=self.children.cancel,
             lose=self.fence.lose,
             fitness=self.breaker.fitness,
             report=self._report,
@@ -232,6 +233,7 @@ class Worker:
         if self._control.pooled:
             listens = bool(app.channel and app.settings.listen_url)
             self.events.emit(EventName.WORKER_POOLED, worker=self.worker_id, listens=listens)
+        self.settler.succeeded = upkeep.poke  # what waits behind a superseded job may go on
         # Through a pooler LISTEN would stay behind, in a session that serves others; listen_url says that it is safe.
         if not app.channel or (self._control.pooled and not app.settings.listen_url):
             return helpers

@@ -81,11 +81,13 @@ def test_a_role_without_rights_is_told_so(cli: CommandLine, database: str, role:
 def test_a_missing_grant_is_named_by_doctor(cli: CommandLine, database: str, role: str) -> None:
     execute(database, f"GRANT USAGE ON SCHEMA pgqueue TO {role}")
     execute(database, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue TO {role}")
+    execute(database, f"GRANT EXECUTE ON FUNCTION pgqueue.unique_expire, pgqueue.unique_follow TO {role}")
     url = psycopg.conninfo.make_conninfo(database, options=f"-c role={role}")
     status, output, _ = cli.run("doctor", PGQUEUE_DATABASE_URL=url)
     assert status == 1
     [line] = [line for line in output.splitlines() if line.startswith("FAIL  rights: this role lacks")]
     assert "USAGE on sequence job_id_seq" in line
+    assert "EXECUTE on function payload_merge" in line
     execute(database, f"DROP OWNED BY {role}")
 
 

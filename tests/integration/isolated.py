@@ -251,3 +251,12 @@ def reporting() -> None:
         job.progress(number / 50, f"step {number}")
     trace("start")
     wait_for_gate()
+
+
+@pq.task(name="wait_superseded", queue="apart", isolation="process", retry=NEVER)
+def wait_superseded(seconds: float) -> None:
+    trace("begun")
+    end = time.monotonic() + seconds * 30
+    while not pgqueue.current_job().superseded and time.monotonic() < end:
+        time.sleep(0.01)
+    trace("told", str(pgqueue.current_job().superseded))

@@ -294,7 +294,7 @@ class LifeCycle(RuleBasedStateMachine):
     def rescue(self, queue: str) -> None:
         self.step += 1
         held = [job for job in self.jobs.values() if job.token in self.expired and job.queue == queue]
-        fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": []}
+        fates: dict[str, list[int]] = {"returned": [], "dead": [], "cancelled": [], "superseded": []}
         for job in held:
             job.lost += 1
             if job.cancel:

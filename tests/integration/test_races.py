@@ -108,7 +108,7 @@ def test_a_heartbeat_extends_the_leases_that_nobody_locks(
     with psycopg.connect(database) as caller:
         caller.execute("SELECT 1 FROM pgqueue.lease WHERE id = %s FOR UPDATE", [locked])
         answer = pq.run(worker_ops.beat_leases(worker_id, "q", [locked, free, 12345], lease=30))
-    assert answer == {locked: (False, []), free: (True, [])}
+    assert answer == {locked: (False, [], []), free: (True, [], [])}
     assert pq.run(worker_ops.beat_leases(worker_id + 1, "q", [locked, free], lease=30)) == {}
 
 

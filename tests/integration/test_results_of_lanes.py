@@ -53,6 +53,7 @@ def test_the_next_of_a_key_follows_a_completion_with_a_result(
         ids = task.enqueue_many([(number,) for number in range(JOBS)])
         with running(pq, **ASLEEP):
             ended = pq.wait(ids, PATIENCE)
+            wait_for_count(admin, 0, "admission")
         assert [ended[job_id].value for job_id in ids] == list(range(JOBS))
     assert completed(admin) == ids
 

@@ -46,6 +46,7 @@ MATRIX: dict[str, dict[str, str]] = {
     "dead_letter": {"worker": EVERYTHING},
     "archive": {"worker": "INSERT"},
     "queue": {"worker": "INSERT SELECT UPDATE", "reader": "SELECT"},
+    "unique_window": {"worker": EVERYTHING, "producer": "INSERT SELECT UPDATE", "reader": "SELECT"},
     "admission": {"worker": EVERYTHING, "reader": "SELECT"},
     "admission_id_seq": {},
     "lane": {"worker": "INSERT SELECT UPDATE", "reader": "SELECT"},
@@ -58,6 +59,9 @@ MATRIX: dict[str, dict[str, str]] = {
     "lease_tie_seq": {"worker": "USAGE"},
     "worker_id_seq": {},
     "archive_roll": {"worker": "EXECUTE"},
+    "payload_merge": {"worker": "EXECUTE"},
+    "unique_follow": {"worker": "EXECUTE"},
+    "unique_expire": {"worker": "EXECUTE", "producer": "EXECUTE"},
 }
 """What each role may do on the whole of an object. A new table fails the test until somebody has decided about it."""
 
@@ -153,7 +157,7 @@ def test_every_right_on_every_object_is_written_down(database: str, prefix: str)
     assert granted(database, prefix) == {thing: given for thing, given in MATRIX.items() if given}
     assert granted_columns(database, prefix) == {
         ("job", "producer", "INSERT"): set(ENQUEUED),
-        ("job", "producer", "SELECT"): {"id", "queue", "unique_key"},
+        ("job", "producer", "SELECT"): {"id", "queue", "unique_key", "next_key", "expires_at"},
         ("admission", "producer", "INSERT"): {"queue", "lane"},
         ("archive", "worker", "SELECT"): OF_ENDS,
         **{(table, "reader", "SELECT"): columns(database, table) - hidden for table, hidden in PAYLOADS.items()},
@@ -353,6 +357,7 @@ def test_a_producer_does_nothing_but_enqueue(database: str, prefix: str) -> None
             "INSERT INTO pgqueue.lease (queue, job_ids, claimed_at, expires_at) VALUES ('q', '{1}', now(), 'infinity')",
             "INSERT INTO pgqueue.archive VALUES (1)",
             "SELECT pgqueue.archive_roll('1 day')",
+            "SELECT pgqueue.unique_follow('q', true)",
             "SELECT nextval('pgqueue.lease_tie_seq')",
             "COPY pgqueue.job TO STDOUT",
             "TRUNCATE pgqueue.job",

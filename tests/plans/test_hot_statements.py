@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 import pgqueue
+from pgqueue.ops import Texts
 from pgqueue.sql import TEXTS, statements
 
 ROWS = 20_000
@@ -25,6 +26,28 @@ RETRY = {"delays": [0.0, 1.0, 2.0], "spent": [True] * 3, "errors": [None] * 3, "
 BURY = {"reasons": ["x"] * 3, "errors": [None] * 3, "channel": None}
 KEPT = {"values": [None] * 3, "errors": [None] * 3, "seconds": [1.0, -1.0, 2.0], "channel": "pgqueue"}
 REPORT = {"percents": [1.0, -1.0, 2.0], "messages": [""] * 3}
+UNIQUE: dict[str, Any] = {
+    "queue": "q",
+    "task": "t",
+    "priority": 0,
+    "max_attempts": 1,
+    "delay": 0.0,
+    "run_at": None,
+    "timeout": None,
+    "retry": None,
+    "headers": None,
+    "channel": None,
+    "prefix": "",
+    "lane_rank": None,
+    "lane_width": None,
+    "park": None,
+    "expires_in": None,
+    "args": Texts(["[1]"] * 3),
+    "kwargs": Texts([None] * 3),
+    "unique_keys": Texts(["a", "b", "c"]),
+    "lanes": Texts([None] * 3),
+    "unique_for": 60.0,
+}
 FROM_START = {"after": "-infinity", "seen": []}
 HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_claim (full pass)": ("job_claim", {**CLAIM, **FULL}),
@@ -56,6 +79,11 @@ HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_expire": ("job_expire", {"queue": "q", "limit": 500, "archive": True, "channel": None}),
     "ageing_tick": ("ageing_tick", {"queue": "q"}),
     "job_age": ("job_age", {"queue": "q", "limit": 500}),
+    "job_enqueue_unique": ("job_enqueue_unique", {**UNIQUE, "all_or_none": False}),
+    "job_enqueue_over": (
+        "job_enqueue_over",
+        {**UNIQUE, "mode": 3, "distinct": False, "delay_limit": None, "alert": None},
+    ),
 }
 
 
@@ -283,7 +311,7 @@ def test_every_unique_index_of_the_hot_tables_contains_the_queue(admin: psycopg.
         "AND tablename IN ('job', 'lease', 'dead_letter', 'archive')"
     ).fetchall()
     assert len(rows) >= 4
-    assert all(", queue" in definition for _, definition in rows)
+    assert all("queue" in definition.split(" USING ")[1] for _, definition in rows)
 
 
 def test_every_hot_statement_names_one_queue() -> None:

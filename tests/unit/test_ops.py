@@ -241,7 +241,7 @@ def test_a_rescue_goes_on_until_nothing_is_left() -> None:
         ("noon", [118, 119, 219]),
         ("one", [319]),
     ]
-    assert rescued == ([1], [2], [3])
+    assert rescued == ([1], [2], [3], [])
 
 
 def test_every_statement_is_used_and_every_statement_that_is_used_exists() -> None:
