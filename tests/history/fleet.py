@@ -83,7 +83,7 @@ class Post:
         ours = {
             "PYTHONPATH": str(ROOT),
             "PGQUEUE_DATABASE_URL": self.proxy.url(self.url),
-            "PGQUEUE_CONNECT_TIMEOUT": "2",  # a connect that a cut network swallowed must not outlast the run
+            "PGQUEUE_CONNECT_TIMEOUT": "5",  # a connect that a cut network swallowed must not outlast the run
             "HISTORY_URL": self.url,
             "HISTORY_LEASE": f"{self.options.lease:g}",
             VARIABLE: self.options.planted,
@@ -123,6 +123,12 @@ class Post:
     def tail(self) -> str:
         """The end of the log."""
         return "\n".join(self.said().splitlines()[-15:])
+
+    def story(self) -> str:
+        """How often a worker was started here, and the ends of the last three logs: the newest may be empty still."""
+        logs = sorted(self.folder.glob(f"worker-{self.number}-*.log"), key=lambda path: path.stat().st_mtime)[-3:]
+        ends = ["\n".join(path.read_text(errors="replace").splitlines()[-15:]) for path in logs]
+        return "\n".join([f"worker {self.number}: {self.starts} starts, process {self.pid}", *ends])
 
 
 class Fleet:

@@ -157,7 +157,7 @@ class _Stage:
         try:
             wait_until(lambda: all(post.up for post in posts), PATIENCE, "all workers are up")
         except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *(post.tail() for post in posts)])) from None
+            raise AssertionError("\n".join([str(error), *(post.story() for post in posts)])) from None
 
     def _trouble(self, names: Sequence[str]) -> None:
         """Producers and nemesis, for the time of the run."""
