@@ -66,8 +66,8 @@ def _deleted_instead_of_retried() -> None:
     """A failed job is gone."""
     _change(
         "job_retry",
-        (r"\(SELECT id FROM locked WHERE cancel_requested\)", "(SELECT id FROM locked)"),
-        (r"\(SELECT id FROM locked WHERE NOT cancel_requested\)", "(SELECT id FROM locked WHERE false)"),
+        (r"\(SELECT id FROM locked WHERE ended\)", "(SELECT id FROM locked)"),
+        (r"\(SELECT id FROM locked WHERE NOT ended\)", "(SELECT id FROM locked WHERE false)"),
         (r"FROM gone\s+WHERE %\(archive\)s::bool", "FROM gone WHERE cancel_requested AND %(archive)s::bool"),
     )
 
