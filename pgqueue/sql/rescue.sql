@@ -123,6 +123,8 @@ RETURNING job_ids
 -- name: job_promote
 -- Puts due jobs at the end of their line, in the order of their due times. The ranges are explained at job_claim.
 -- woken: a job of a lane that holds no slot goes back among those that wait for one.
+-- placed: as arrays, in which width_bucket finds the place of an id; joined to the jobs, PostgreSQL 14 looks every job up among
+--   all ids.
 WITH due AS MATERIALIZED (
     SELECT id, run_at, lane IS NULL OR admitted IS NOT NULL AS free
     FROM {schema}.job
@@ -131,14 +133,15 @@ WITH due AS MATERIALIZED (
     ORDER BY run_at
     LIMIT %(limit)s::int8
     FOR NO KEY UPDATE SKIP LOCKED
-), placed AS MATERIALIZED (
+), numbered AS MATERIALIZED (
     SELECT id, CASE WHEN free THEN nextval('{schema}.job_id_seq') END AS position
     FROM (SELECT id, free FROM due ORDER BY run_at, id) AS sorted
+), placed AS MATERIALIZED (
+    SELECT array_agg(id ORDER BY id) AS ids, array_agg(position ORDER BY id) AS positions FROM numbered
 ), moved AS (
     UPDATE {schema}.job AS j
-    SET position = placed.position, run_at = NULL
-    FROM placed
-    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM due)) AND j.id = placed.id
+    SET position = (SELECT positions FROM placed)[width_bucket(j.id, (SELECT ids FROM placed))], run_at = NULL
+    WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM due))
     RETURNING j.id, CASE WHEN j.position IS NULL THEN j.lane END AS lane
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane) SELECT DISTINCT %(queue)s::text, lane FROM moved WHERE lane IS NOT NULL

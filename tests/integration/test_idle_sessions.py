@@ -56,6 +56,7 @@ def test_no_transaction_is_open_while_a_task_runs_while_a_worker_listens_or_wait
             for state, age, query in rows:
                 # "active" is a statement on its way; what waits between two statements must not hold a transaction.
                 assert state in ("idle", "active"), (state, query)
+                # One that is idle and catches up on what others have invalidated dates that from its last statement.
                 assert state == "idle" or age < 3 or stood_still, (state, age, query)
             looks += 1
         assert looks > 10
