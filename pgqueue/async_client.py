@@ -27,7 +27,7 @@ from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.ops.admission import LaneStatus
-from pgqueue.ops.cancel import Cancelled, Found, LiveSelection, count_selected
+from pgqueue.ops.cancel import Cancelled, Found
 from pgqueue.ops.dead_letter import DeadLetter, Redriven
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
@@ -195,7 +195,7 @@ class AsyncPgQueue(AsyncSchedules):
         everything: bool = False,
     ) -> Found:
         """How many live jobs wait and how many run, of those that cancel_all would concern."""
-        selection = LiveSelection(
+        op = self.count_live_op(
             queue=queue,
             task=task,
             ordering_key=ordering_key,
@@ -203,7 +203,7 @@ class AsyncPgQueue(AsyncSchedules):
             unique_key=unique_key,
             everything=everything,
         )
-        return await self.run(count_selected(selection))
+        return await self.run(op)
 
     async def result(self, job_id: int) -> JobResult | None:
         """How a job ended, and what its handler returned where its task keeps results; None while it is not over, and where

@@ -27,7 +27,7 @@ from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import status as status_ops
 from pgqueue.ops.admission import LaneStatus
-from pgqueue.ops.cancel import Cancelled, Found, LiveSelection, count_selected
+from pgqueue.ops.cancel import Cancelled, Found
 from pgqueue.ops.dead_letter import DeadLetter, Redriven
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
@@ -209,7 +209,7 @@ class PgQueue(SyncSchedules):
         everything: bool = False,
     ) -> Found:
         """How many live jobs wait and how many run, of those that cancel_all would concern."""
-        selection = LiveSelection(
+        op = self.count_live_op(
             queue=queue,
             task=task,
             ordering_key=ordering_key,
@@ -217,7 +217,7 @@ class PgQueue(SyncSchedules):
             unique_key=unique_key,
             everything=everything,
         )
-        return self.run(count_selected(selection))
+        return self.run(op)
 
     def result(self, job_id: int) -> JobResult | None:
         """How a job ended, and what its handler returned where its task keeps results; None while it is not over, and where

@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -90,6 +91,11 @@ def validate_seconds(what: str, value: Any, *, least: float = 0.0) -> float:
             f"{what} must be a number of seconds between {least:g} and {MAX_SECONDS:g}, not {shown(value)}"
         )
     return float(value)
+
+
+def validate_duration(what: str, value: Any, *, least: float = 0.0) -> float:
+    """The same for a duration that may be given as a timedelta."""
+    return validate_seconds(what, value.total_seconds() if isinstance(value, timedelta) else value, least=least)
 
 
 def validate_count(what: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:

@@ -82,6 +82,10 @@ class Controls:
         self._tell_cancelled(*answer)
         return answer
 
+    def count_live_op(self, **selection: Any) -> Op[cancel_ops.Found]:
+        """Count them."""
+        return cancel_ops.count_selected(cancel_ops.LiveSelection(**selection))
+
     def _tell_cancelled(self, cancelled: int, requested: int) -> None:
         if cancelled or requested:
             self.events.emit(EventName.JOBS_CANCELLED, cancelled=cancelled, requested=requested)

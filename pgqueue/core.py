@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 
 from pgqueue import failure, payload
 from pgqueue import retry as retry_policies
-from pgqueue.config import Settings, load_settings, validate_count, validate_name, validate_seconds
+from pgqueue.config import (
+    Settings,
+    load_settings,
+    validate_count,
+    validate_duration,
+    validate_name,
+    validate_seconds,
+)
 from pgqueue.controls import Controls, as_ids
 from pgqueue.current import settles_itself
 from pgqueue.errors import LeaseLost
@@ -33,8 +40,7 @@ from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import unique as unique_ops
 from pgqueue.ops.dead_letter import Selection
 from pgqueue.outcome import Outcome, OutcomeKind, decide
-from pgqueue.retry import DEFAULT_POLICY
-from pgqueue.rules import stored_policy
+from pgqueue.rules import stored_json, stored_policy
 from pgqueue.schedule import Definition
 from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, in_seconds, split_call
 
@@ -55,11 +61,6 @@ def as_jobs(jobs: Jobs) -> list[Job]:
 def selection(queue: str | None, task: str | None, ids: int | Iterable[int] | None) -> Selection:
     """Which dead letters an operator means."""
     return Selection(queue=queue, task=task, ids=None if ids is None else as_ids(ids))
-
-
-def seconds(what: str, value: float | timedelta, *, least: float = 0.0) -> float:
-    """A duration in seconds, given as number or timedelta."""
-    return validate_seconds(what, value.total_seconds() if isinstance(value, timedelta) else value, least=least)
 
 
 class Core(Controls):
@@ -84,7 +85,7 @@ class Core(Controls):
 
     def watch(self, ids: int | Iterable[int], timeout: float | timedelta | None) -> result_ops.Watch:
         """Waiting for the end of these jobs."""
-        return result_ops.Watch(as_ids(ids), None if timeout is None else seconds("timeout", timeout))
+        return result_ops.Watch(as_ids(ids), None if timeout is None else validate_duration("timeout", timeout))
 
     # Enqueue
 
@@ -163,9 +164,7 @@ class Core(Controls):
         chosen = TaskOptions().for_call(options)
         if self.chain.enqueues:
             chosen = self._wrapped(name, chosen, args, kwargs)
-        policy = stored_policy(chosen.retry)
-        retry_json = None if policy == DEFAULT_POLICY else retry_policies.to_json(policy)
-        envelope = self.envelope(name, chosen, retry_json)
+        envelope = self.envelope(name, chosen, stored_json(chosen.retry))
         if envelope.has_keys:
             return self._enqueue_keyed(envelope, chosen, args, kwargs)
         return enqueue_ops.enqueue(envelope, self.call(args, kwargs))
@@ -310,7 +309,7 @@ class Core(Controls):
 
     def extend_op(self, jobs: Jobs, lease: float | timedelta) -> Op[None]:
         """Extend the leases of these jobs; LeaseLost for those that are not ours any more."""
-        return self._extend(as_jobs(jobs), seconds("lease", lease, least=0.1))
+        return self._extend(as_jobs(jobs), validate_duration("lease", lease, least=0.1))
 
     def _extend(self, jobs: Sequence[Job], lease: float) -> Op[None]:
         lost: list[Job] = []
@@ -332,7 +331,7 @@ def failed(
 ) -> Callable[[Job], Outcome]:
     """The outcome of a failed attempt: a retry by the job's own policy (or after `delay`), or the dead letters."""
     exception = error if isinstance(error, BaseException) else Failed(failure.clean(str(error), 2048))
-    wait = None if delay is None else seconds("delay", delay)
+    wait = None if delay is None else validate_duration("delay", delay)
 
     def outcome(job: Job) -> Outcome:
         decided = decide(job, exception, random=random())
@@ -349,7 +348,7 @@ class Failed(Exception):
 
 def snoozed(delay: float | timedelta) -> Outcome:
     """Later, without an attempt burned."""
-    return Outcome(kind=OutcomeKind.SNOOZE, delay=seconds("delay", delay))
+    return Outcome(kind=OutcomeKind.SNOOZE, delay=validate_duration("delay", delay))
 
 
 def by_queue(jobs: Iterable[Job]) -> dict[str, list[Job]]:

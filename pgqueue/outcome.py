@@ -29,7 +29,7 @@ from pgqueue.job import Job
 from pgqueue.result import Kept
 from pgqueue.retry import DEFAULT_POLICY, from_json, seconds
 
-_REASON_BYTES = 500
+REASON_BYTES = 500
 _S = TypeVar("_S", bound="Signal")
 
 
@@ -134,7 +134,7 @@ def _decide(job: Job, error: BaseException, random: float) -> Outcome:
     if _is(error, Snooze):
         return Outcome(OutcomeKind.SNOOZE, delay=seconds("delay", error.delay))
     if _is(error, Discard):
-        return Outcome(OutcomeKind.DISCARD, reason=one_line(describe(error).message, _REASON_BYTES) or None)
+        return Outcome(OutcomeKind.DISCARD, reason=one_line(describe(error).message, REASON_BYTES) or None)
     failure = describe(error)
     if _is(error, DeadLetter):
         return buried(job, failure)

@@ -10,17 +10,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pgqueue.config import shown
 from pgqueue.errors import ConfigurationError
 from pgqueue.failure import describe, one_line
 from pgqueue.job import Job
-from pgqueue.outcome import Outcome, OutcomeKind, Signal, Snooze, after_failure, buried
-from pgqueue.retry import DEFAULT_POLICY, Delays, Exponential, Fixed, Linear, Policy, seconds
+from pgqueue.outcome import REASON_BYTES, Outcome, OutcomeKind, Signal, Snooze, after_failure, buried
+from pgqueue.retry import DEFAULT_POLICY, Delays, Exponential, Fixed, Linear, Policy, seconds, to_json
 
 DEAD, DISCARD = "dead", "discard"
-_REASON_BYTES: Final = 500
 Answer: TypeAlias = Policy | float | timedelta | Snooze | str
 """A policy, or the seconds to wait: retry. `Snooze(…)`: later, with no attempt burned. "dead": the dead letters at once.
 "discard": finish it."""
@@ -85,6 +84,12 @@ def stored_policy(rule: RetryRule) -> Policy:
     return rule if isinstance(rule, Policy) else DEFAULT_POLICY
 
 
+def stored_json(rule: RetryRule) -> str | None:
+    """That policy as it is stored; None for the default, which is not."""
+    policy = stored_policy(rule)
+    return None if policy == DEFAULT_POLICY else to_json(policy)
+
+
 def apply(rule: ByException | PolicyFunction, job: Job, error: BaseException, *, random: float) -> Ruled:
     """What becomes of the job after this exception. Never raises."""
     if issubclass(type(error), Signal):
@@ -95,9 +100,9 @@ def apply(rule: ByException | PolicyFunction, job: Job, error: BaseException, *,
             answer.close()
         return Ruled(None if answer is None else _outcome(read(answer), job, error, random))
     except ConfigurationError as problem:
-        return Ruled(None, one_line(str(problem), _REASON_BYTES))
+        return Ruled(None, one_line(str(problem), REASON_BYTES))
     except BaseException as problem:  # noqa: BLE001 - a function of the application: whatever it raises, the job gets an outcome
-        return Ruled(None, one_line(describe(problem).type, _REASON_BYTES))
+        return Ruled(None, one_line(describe(problem).type, REASON_BYTES))
 
 
 def read(answer: Any) -> Policy | Snooze | str:
@@ -116,7 +121,7 @@ def _outcome(answer: Policy | Snooze | str, job: Job, error: BaseException, rand
         return Outcome(OutcomeKind.SNOOZE, delay=seconds("delay", answer.delay))
     failure = describe(error)
     if answer == DISCARD:
-        return Outcome(OutcomeKind.DISCARD, reason=one_line(failure.summary, _REASON_BYTES))
+        return Outcome(OutcomeKind.DISCARD, reason=one_line(failure.summary, REASON_BYTES))
     if isinstance(answer, str):
         return buried(job, failure)
     return after_failure(job, failure, answer.delay(job.attempt, random))

@@ -7,15 +7,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from pgqueue import retry as retry_policies
 from pgqueue.config import validate_name
 from pgqueue.core import Core
 from pgqueue.errors import ConfigurationError
 from pgqueue.ops import Op
 from pgqueue.ops import schedule as ops
 from pgqueue.ops.schedule import Schedule
-from pgqueue.retry import DEFAULT_POLICY
-from pgqueue.rules import stored_policy
+from pgqueue.rules import stored_json
 from pgqueue.schedule import GRACE, Definition, check_changes, rhythm
 from pgqueue.task import BaseTask, TaskOptions
 
@@ -91,11 +89,7 @@ class Schedules(Core):
         if task is not None:
             task.check(args, kwargs)
         call = self.call(args, kwargs)
-        if task is not None:
-            retry_json = self._retry_json(task, options)
-        else:
-            policy = stored_policy(options.retry)
-            retry_json = None if policy == DEFAULT_POLICY else retry_policies.to_json(policy)
+        retry_json = stored_json(options.retry) if task is None else self._retry_json(task, options)
         params = self.envelope(name, options, retry_json).params
         job = {part: value for part, value in params.items() if part not in _OF_THE_MOMENT}
         return {**job, "expires_in": options.expires_seconds, "args": call[0], "kwargs": call[1]}

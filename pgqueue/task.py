@@ -11,13 +11,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from pgqueue import retry as retry_policies
-from pgqueue.config import shown, validate_count, validate_name, validate_priority, validate_seconds
+from pgqueue.config import shown, validate_count, validate_duration, validate_name, validate_priority, validate_seconds
 from pgqueue.errors import ArgumentsDoNotBind, ConfigurationError, DuplicateTask, UnknownTask
 from pgqueue.keys import CONFLICTS, CONTINUE, PARK, SKIP, Key, validate_key_option
 from pgqueue.result import DEFAULT_KEEP
 from pgqueue.retry import DEFAULT_MAX_ATTEMPTS, DEFAULT_POLICY, Policy
-from pgqueue.rules import RetryRule, is_rule, stored_policy
+from pgqueue.rules import RetryRule, is_rule, stored_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,7 +97,7 @@ class TaskOptions:
         if self.headers is not None and not isinstance(self.headers, Mapping):
             raise ConfigurationError("headers must be a mapping")
         if self.expires_in is not None:
-            validate_seconds("expires_in", self.expires_seconds, least=0.001)
+            validate_duration("expires_in", self.expires_in, least=0.001)
         self._check_isolation()
         self._check_keys()
         self._check_unique()
@@ -114,7 +113,7 @@ class TaskOptions:
         for name in ("unique_for", "delay_limit"):
             given = getattr(self, name)
             if given is not None:
-                validate_seconds(name, in_seconds(given), least=0.001)
+                validate_duration(name, given, least=0.001)
         if self.unique_key is None:
             for name, default in (("on_conflict", SKIP), ("unique_for", None), ("delay_limit", None)):
                 if getattr(self, name) != default:
@@ -161,16 +160,14 @@ class TaskOptions:
     @property
     def keep_seconds(self) -> float | None:
         """How long results are kept, in seconds; None where they are not."""
-        if isinstance(self.keep_result, timedelta):
-            return self.keep_result.total_seconds()
-        if self.keep_result is True:
-            return DEFAULT_KEEP
-        return None if self.keep_result is False or self.keep_result is None else self.keep_result
+        if isinstance(self.keep_result, bool):
+            return DEFAULT_KEEP if self.keep_result else None
+        return in_seconds(self.keep_result)
 
     @property
     def expires_seconds(self) -> float | None:
         """The same for `expires_in`."""
-        return self.expires_in.total_seconds() if isinstance(self.expires_in, timedelta) else self.expires_in
+        return in_seconds(self.expires_in)
 
     def changed(self, changes: Mapping[str, Any]) -> TaskOptions:
         """These options with `changes`; ConfigurationError names an unknown one and a near match."""
@@ -217,8 +214,7 @@ class BaseTask(Generic[P, R]):
         self.keeps = options.keep_seconds  # asked for at the end of every run
         self.envelope: Any = None  # what the client keeps of the last enqueue with these options
         self.rule = None if isinstance(options.retry, Policy) else options.retry
-        stored = stored_policy(options.retry)
-        self.retry_json = None if stored == DEFAULT_POLICY else retry_policies.to_json(stored)
+        self.retry_json = stored_json(options.retry)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(
                 f"task {name} is a generator: calling it would run nothing; write it as a function"

@@ -13,6 +13,7 @@ from pgqueue.cli.options import Place, placed
 from pgqueue.cli.output import cell, write
 from pgqueue.config import validate_name
 from pgqueue.failure import one_line
+from pgqueue.ops.ageing import LEAST
 from pgqueue.retry import seconds as in_seconds
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
@@ -81,8 +82,8 @@ def ageing(
     with usage():
         validate_name("queue", name)
         in_seconds("SECONDS", seconds)
-        if 0 < seconds < 0.1:
-            raise UsageMistake("SECONDS must be 0, or at least 0.1")
+        if 0 < seconds < LEAST:
+            raise UsageMistake(f"SECONDS must be 0, or at least {LEAST:g}")
     with queue(place) as pq:
         if not force:
             check_queue(pq, name, advice="; --force sets it before its first use")

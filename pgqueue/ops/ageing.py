@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pgqueue.config import validate_name, validate_seconds
+from pgqueue.config import validate_duration, validate_name
 from pgqueue.ops import Op, Step
 
 BATCH = 500
@@ -16,8 +16,7 @@ LEAST = 0.1
 def set_ageing(queue: str, after: float | timedelta | None, *, channel: str | None) -> Op[None]:
     """Move what has waited for `after` up by one priority; None: nothing moves."""
     validate_name("queue", queue)
-    number = after.total_seconds() if isinstance(after, timedelta) else after
-    return _set_ageing(queue, None if number is None else validate_seconds("ageing", number, least=LEAST), channel)
+    return _set_ageing(queue, None if after is None else validate_duration("ageing", after, least=LEAST), channel)
 
 
 def _set_ageing(queue: str, seconds: float | None, channel: str | None) -> Op[None]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pgqueue.config import validate_name
 from pgqueue.errors import ConfigurationError
 from pgqueue.keys import CONCURRENCY, ORDERING, validate_key
-from pgqueue.ops import Int8s, Op, Step
-from pgqueue.ops.settle import SettleOptions
+from pgqueue.ops import Op, Step
+from pgqueue.ops.settle import SettleOptions, cancellation
 
 PAGE = 5_000
 START = -(2**63)
@@ -83,8 +83,7 @@ def cancel_selected(selection: LiveSelection, options: SettleOptions) -> Op[Canc
     while after is not None:
         pieces, after = yield from _page(selection, newest, after)
         for queue, _, ids in pieces:
-            params = {"queue": queue, "ids": Int8s(ids), "archive": options.archive, "channel": options.channel}
-            rows = yield Step("job_cancel", params)
+            rows = yield cancellation(queue, ids, options)
             fates.update(row[1] for row in rows)
     return Cancelled(fates["cancelled"], fates["requested"])
 

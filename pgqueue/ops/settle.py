@@ -190,7 +190,12 @@ def cancel(ids: Sequence[int], options: SettleOptions) -> Op[dict[int, str]]:
         by_queue.setdefault(queue, []).append(job_id)
     answer: dict[int, str] = {}
     for queue, members in sorted(by_queue.items()):
-        params = {"queue": queue, "ids": Int8s(members), "archive": options.archive, "channel": options.channel}
-        rows = yield Step("job_cancel", params)
+        rows = yield cancellation(queue, members, options)
         answer.update({row[0]: row[1] for row in rows})
     return answer
+
+
+def cancellation(queue: str, ids: Sequence[int], options: SettleOptions) -> Step:
+    """Cancel these jobs of one queue; the answer is what became of each that is live."""
+    params = {"queue": queue, "ids": Int8s(ids), "archive": options.archive, "channel": options.channel}
+    return Step("job_cancel", params)

@@ -31,7 +31,7 @@ from pgqueue.current import CurrentJob, enter
 from pgqueue.errors import DatabaseUnavailable, LeaseLost
 from pgqueue.failure import describe, one_line
 from pgqueue.job import Job
-from pgqueue.outcome import COMPLETED, Outcome, OutcomeKind
+from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.task import BaseTask
 from pgqueue.worker import places
 from pgqueue.worker.channel import Channel, Message, outcome_message, read_job, unpack
@@ -60,6 +60,7 @@ class Child:
         self._cancel: Callable[[], object] | None = None
         self._settings: dict[str, Any] = {}
         self._keep: list[Any] | None = None
+        self._found: dict[tuple[str, ...], BaseTask[..., Any]] = {}  # a search through all modules, in the worst case
         self._desk: Desk | None = None
         self._trickle = Trickle(channel.send)
 
@@ -145,17 +146,12 @@ class Child:
             self._desk.settings = dataclasses.replace(self._desk.settings, max_result_bytes=int(self._keep[1]))
         return self._desk
 
-    def _returned(self, current: CurrentJob, value: object) -> Outcome:
-        kept = None if self._desk is None or current.settled else self._desk.kept(current, value)
-        return COMPLETED if kept is None else Outcome(OutcomeKind.COMPLETED, kept=kept)
-
     def _call(
         self, job: Job, current: CurrentJob, message: Message, problems: list[str]
     ) -> tuple[Outcome, BaseException | None]:
-        prepared = False
+        task: BaseTask[..., Any] | None = None
         try:
             task, args, kwargs = prepare(lambda name: self._find(name, message["place"]), job)
-            prepared = True
             context = contextvars.copy_context()
             context.run(enter, current)
             with limited_memory(message["memory_limit"]):
@@ -171,16 +167,15 @@ class Child:
                     result = context.run(task.function, *args, **kwargs)
                     check_result(result)
             if self._keep is not None:
-                return self._returned(current, result), None
+                return self._own_desk().returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
-            if not prepared:
-                return verdict(job, error, prepared=False), error
-            return verdict(job, error, prepared=True, task=task, tell=problems.append), error
+            return verdict(job, error, prepared=task is not None, task=task, tell=problems.append), error
         return COMPLETED, None
 
     def _find(self, name: str, place: list[str]) -> BaseTask[..., Any]:
-        with _importing():
-            task = places.Place(*place).find(name)
+        if (task := self._found.get((name, *place))) is None:
+            with _importing():
+                task = self._found[name, *place] = places.Place(*place).find(name)
         app = getattr(task, "app", None)
         if isinstance(app, Core):
             self._move(app)

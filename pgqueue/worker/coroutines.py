@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import threading
 import time
 from collections import deque
@@ -15,7 +14,8 @@ from typing import Any
 from pgqueue.current import CurrentJob, enter
 from pgqueue.drivers.pool import is_proactor
 from pgqueue.outcome import COMPLETED, Outcome
-from pgqueue.worker.execution import Runner, judge, limited, prepare
+from pgqueue.task import BaseTask
+from pgqueue.worker.execution import Runner, limited, prepare
 from pgqueue.worker.ledger import Held
 from pgqueue.worker.wrapping import through_async
 
@@ -125,10 +125,9 @@ class CoroutineRunner(Runner):
         self.end(held, outcome, error)
 
     async def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
-        prepared = False
+        task: BaseTask[..., Any] | None = None
         try:
             task, args, kwargs = prepare(self.registry.find, held.job)
-            prepared = True
             enter(current)
             if task.chain is not None and task.chain.runs_async:
                 work = through_async(task.chain.runs_async, current, task.function, args, kwargs)
@@ -136,12 +135,9 @@ class CoroutineRunner(Runner):
                 work = task.function(*args, **kwargs)
             result = await limited(work, held.job.timeout)
             if task.keeps is not None:
-                return self.returned(current, result), None
+                return self.desk.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it
-            if not prepared:
-                return judge(held, error, prepared=False), error
-            tell = functools.partial(self.broken_policy, held)
-            return judge(held, error, prepared=True, task=task, tell=tell), error
+            return self.raised(held, task, error), error
         return COMPLETED, None
 
 

@@ -13,6 +13,7 @@ from pgqueue.errors import ConfigurationError
 from pgqueue.failure import one_line
 from pgqueue.job import Job
 from pgqueue.ops.settle import SettleOptions
+from pgqueue.outcome import COMPLETED, Outcome, OutcomeKind
 from pgqueue.result import Kept, keep
 from pgqueue.worker.transaction import Block
 
@@ -75,6 +76,11 @@ class Desk:
         if kept.error is not None:
             self._missing(current.job)
         return kept
+
+    def returned(self, current: CurrentJob, value: object) -> Outcome:
+        """The outcome of a function that returned `value`, of a task that keeps results."""
+        kept = None if current.settled else self.kept(current, value)
+        return COMPLETED if kept is None else Outcome(OutcomeKind.COMPLETED, kept=kept)
 
     def close(self) -> None:
         """Close the connections of blocks in threads."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import inspect
 import random
 from collections.abc import Awaitable, Callable
@@ -232,10 +233,10 @@ class Runner:
             outcome = judge(held, TaskError(NOT_COMMITTED), prepared=True)
         self.doubt(held, outcome, error)
 
-    def returned(self, current: CurrentJob, value: object) -> Outcome:
-        """The outcome of a function that returned `value`, of a task that keeps results."""
-        kept = None if current.settled else self.desk.kept(current, value)
-        return COMPLETED if kept is None else Outcome(OutcomeKind.COMPLETED, kept=kept)
+    def raised(self, held: Held, task: BaseTask[..., Any] | None, error: BaseException) -> Outcome:
+        """The outcome of a run that raised; `task` None where its function was not reached."""
+        tell = functools.partial(self.broken_policy, held)
+        return judge(held, error, prepared=task is not None, task=task, tell=tell)
 
     def rescue(self, held: Held, error: BaseException) -> None:
         """Something of ours failed around a job: that is a failed attempt of it, unless its outcome is known already."""

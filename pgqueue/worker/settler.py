@@ -108,19 +108,19 @@ class Settler(Loop):
     def _look_into_doubts(self) -> None:
         for queue, doubts in self._doubts.due().items():
             fates = self.link.run(settle_ops.doubt(queue, [(one.held.job.id, one.held.job.token) for one in doubts]))
-            fate = {id(one): self._fate(one, fates.get(one.held.job.id)) for one in doubts}
-            done = [one for one in doubts if fate[id(one)] == DONE]
+            found: dict[str, list[Doubt]] = {OPEN: [], OURS: [], LOST: [], DONE: []}
+            for one in doubts:
+                found[self._fate(one, fates.get(one.held.job.id))].append(one)
             # In this order: what fails here is looked at again, with the same answer.
-            leases = self.ledger.finished([one.held for one in done])
+            leases = self.ledger.finished([one.held for one in found[DONE]])
             if leases:
                 self.link.run(settle_ops.settle(queue, [], finished=leases, options=self.options))
-            self._doubts.settled([one for one in doubts if fate[id(one)] != OPEN])
-            self._doubts.still_open([one for one in doubts if fate[id(one)] == OPEN])
-            self._done(queue, done)
-            self._given_up(queue, [one for one in doubts if fate[id(one)] == LOST])
-            for one in doubts:
-                if fate[id(one)] == OURS:
-                    self._undone(one)
+            self._doubts.settled([*found[DONE], *found[LOST], *found[OURS]])
+            self._doubts.still_open(found[OPEN])
+            self._done(queue, found[DONE])
+            self._given_up(found[LOST])
+            for one in found[OURS]:
+                self._undone(one)
 
     @staticmethod
     def _fate(one: Doubt, found: str | None) -> str:
@@ -144,7 +144,7 @@ class Settler(Loop):
         if blocks and self.events.wanted(EventName.JOBS_SETTLED):
             self._tell(queue, [(one.held, COMPLETED) for one in blocks], set())
 
-    def _given_up(self, queue: str, lost: Sequence[Doubt]) -> None:
+    def _given_up(self, lost: Sequence[Doubt]) -> None:
         self._forget([one.held for one in lost])
         if lost:
             self.events.emit(EventName.LEASE_LOST, ids=[one.held.job.id for one in lost], during="settle")

@@ -7,7 +7,6 @@ attempt overlaps it, and another thread takes its slot, so that the others are n
 from __future__ import annotations
 
 import contextvars
-import functools
 import math
 import queue
 import threading
@@ -18,7 +17,8 @@ from typing import Any
 from pgqueue.current import CurrentJob, enter
 from pgqueue.events import EventName
 from pgqueue.outcome import COMPLETED, Outcome
-from pgqueue.worker.execution import Runner, check_result, judge, prepare
+from pgqueue.task import BaseTask
+from pgqueue.worker.execution import Runner, check_result, prepare
 from pgqueue.worker.ledger import Held, Phase
 from pgqueue.worker.wrapping import through
 
@@ -162,10 +162,9 @@ class _Slot:
             self.held = None
 
     def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
-        prepared = False
+        task: BaseTask[..., Any] | None = None
         try:
             task, args, kwargs = prepare(self.runner.registry.find, held.job)
-            prepared = True
             context = contextvars.copy_context()
             context.run(enter, current)
             if task.chain is not None and task.chain.runs:
@@ -174,12 +173,9 @@ class _Slot:
                 result = context.run(task.function, *args, **kwargs)
                 check_result(result)
             if task.keeps is not None:
-                return self.runner.returned(current, result), None
+                return self.runner.desk.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner
-            if not prepared:
-                return judge(held, error, prepared=False), error
-            tell = functools.partial(self.runner.broken_policy, held)
-            return judge(held, error, prepared=True, task=task, tell=tell), error
+            return self.runner.raised(held, task, error), error
         return COMPLETED, None
 
 
