@@ -84,8 +84,6 @@ async def run_async(connection: AsyncConnection, op: Op[T], schema: str) -> T:
 
 def _stream(connection: SyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
     """In a pipeline where there is more than one statement: one that fails makes the server skip those behind it."""
-    if stream.at_once:
-        return _stream_at_once(connection, stream, texts)
     steps, only = _look_ahead(stream)
     rows: Rows = []
     with nullcontext() if only else connection.pipeline():
@@ -104,8 +102,6 @@ def _stream(connection: SyncConnection, stream: Stream, texts: Mapping[str, byte
 
 async def _stream_async(connection: AsyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
     """The same on an async connection."""
-    if stream.at_once:
-        return await _stream_at_once_async(connection, stream, texts)
     steps, only = _look_ahead(stream)
     rows: Rows = []
     async with nullcontext() if only else connection.pipeline():
@@ -119,38 +115,6 @@ async def _stream_async(connection: AsyncConnection, stream: Stream, texts: Mapp
             for step, cursor in sent:
                 rows += [] if step.silent else await cursor.fetchall()
                 await cursor.close()
-    return rows
-
-
-def _stream_at_once(connection: SyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
-    rows: Rows = []
-    with connection.pipeline() as pipeline:
-        sent = []
-        for step in stream.steps:
-            cursor = _cursor(connection)
-            cursor.execute(texts[step.name], step.params)
-            sent.append((step, cursor))
-        # Until the server has read the end of the pipeline, it waits for more of it, and no timeout of a session that is
-        # idle in a transaction ends that.
-        pipeline.sync()
-        for step, cursor in sent:
-            rows += [] if step.silent else cursor.fetchall()
-            cursor.close()
-    return rows
-
-
-async def _stream_at_once_async(connection: AsyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
-    rows: Rows = []
-    async with connection.pipeline() as pipeline:
-        sent = []
-        for step in stream.steps:
-            cursor = _async_cursor(connection)
-            await cursor.execute(texts[step.name], step.params)
-            sent.append((step, cursor))
-        await pipeline.sync()
-        for step, cursor in sent:
-            rows += [] if step.silent else await cursor.fetchall()
-            await cursor.close()
     return rows
 
 

@@ -37,12 +37,9 @@ class Stream(NamedTuple):
     """Statements that do not wait for each other's answers; the answer to all of them is their rows, in order.
 
     A driver sends one while the server runs the one before: making the next parameters costs no time of its own.
-    `at_once`: few, and all are sent, with the end of the pipeline, before any answer is waited for. A client that is frozen
-    while it waits has then said all that it had to say.
     """
 
     steps: Iterable[Step]
-    at_once: bool = False
 
 
 Op: TypeAlias = Generator[Step | Stream, Rows, T]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from pgqueue.ops import Op, Step, Stream, Texts
+from pgqueue.ops import Op, Step, Texts
 from pgqueue.ops.claim import FULL_PASS_SHARE, LONGEST_PAUSE
 
 ROWS = 64
@@ -103,7 +103,10 @@ def admit(queue: str, mark: AdmissionMark, *, room: int, channel: str | None) ->
 def _admit(queue: str, mark: AdmissionMark, room: int, channel: str | None) -> Op[Admitted]:
     began, after, limit = mark.clock(), mark.after(), mark.rows
     params = {"queue": queue, "after": after, "limit": limit}
-    taken = yield Stream([Step("admission_begin", {}, silent=True), Step("admission_take", params)], at_once=True)
+    # One by one and never in a pipeline: what a client that is frozen has sent of one runs and keeps its locks, and while
+    # the server waits for the rest no timeout of a session that is idle in a transaction ends that.
+    yield Step("admission_begin", {}, silent=True)
+    taken = yield Step("admission_take", params)
     lanes, last, rows, refused = taken[-1][:4]
     mark.took(last, full=after == 0, short=rows < limit, refused=refused > 0, began=began)
     if not lanes:
@@ -111,7 +114,8 @@ def _admit(queue: str, mark: AdmissionMark, room: int, channel: str | None) -> O
         return Admitted(0, rows == limit and not refused)
     most = max(1, limit * JOBS_PER_ROW // len(lanes))
     chosen = {"queue": queue, "lanes": Texts(lanes), "most": most, "room": room, "channel": channel}
-    answer = yield Stream([Step("lane_admit", chosen), Step("admission_commit", {}, silent=True)], at_once=True)
+    answer = yield Step("lane_admit", chosen)
+    yield Step("admission_commit", {}, silent=True)
     jobs, cut_short = answer[-1][:2]
     mark.worked()
     return Admitted(int(jobs), cut_short or (rows == limit and not refused))

@@ -84,8 +84,11 @@ def _dead_loop() -> None:
 def _admission_without_the_lock() -> None:
     """Two workers may be at one lane at once. An admission takes a moment here, as on a busier machine."""
     _change("admission_take", (r"pg_try_advisory_xact_lock\(hash\) AS ours", "true AS ours"))
-    nap = "FROM unnest(%(lanes)b::text[]) AS given(lane) CROSS JOIN (SELECT pg_sleep(0.3)) AS nap"
-    _change("lane_admit", (r"FROM unnest\(%\(lanes\)b::text\[\]\) AS given\(lane\)", nap))
+    _change(
+        "lane_admit",
+        (r"WITH room AS", "WITH nap AS MATERIALIZED (SELECT pg_sleep(0.3)), room AS"),
+        (r"FROM unnest\(%\(lanes\)b::text\[\]\) AS given\(lane\)", r"\g<0> CROSS JOIN nap"),
+    )
 
 
 def _settle_without_admission() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgqueue.ops.admission import ROWS, AdmissionMark
+from pgqueue.ops import Step
+from pgqueue.ops.admission import ROWS, AdmissionMark, admit
 
 
 class Clock:
@@ -88,3 +89,22 @@ def test_an_admission_that_takes_too_long_is_halved_and_grows_back() -> None:
     for _ in range(ROWS * 2):
         mark.worked()
     assert mark.rows == ROWS
+
+
+def test_an_admission_sends_its_statements_one_by_one() -> None:
+    """Of a pipeline a client that is frozen may have sent a part: that runs and keeps its locks, and no timeout ends it."""
+    op = admit("q", AdmissionMark(), room=1, channel=None)
+    asked = next(op)
+    answers: dict[str, list[tuple[object, ...]]] = {
+        "admission_begin": [],
+        "admission_take": [(["oa"], 7, 1, 0, "off", "5s")],
+        "lane_admit": [(1, False, None)],
+        "admission_commit": [],
+    }
+    names = []
+    with pytest.raises(StopIteration):
+        while True:
+            assert isinstance(asked, Step)
+            names.append(asked.name)
+            asked = op.send(answers[asked.name])
+    assert names == list(answers)
