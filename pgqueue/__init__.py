@@ -1,7 +1,8 @@
 """A job queue inside PostgreSQL: enqueue commits with the business write, workers hold fenced leases, nothing is lost."""
 
-from pgqueue.async_client import AsyncPgQueue, AsyncTask
-from pgqueue.client import PgQueue, Task
+from pgqueue.async_client import AsyncBatchTask, AsyncPgQueue, AsyncTask
+from pgqueue.batch import Batch, BatchJob
+from pgqueue.client import BatchTask, PgQueue, Task
 from pgqueue.current import CurrentJob, current_job
 from pgqueue.errors import (
     ArgumentsDoNotBind,
@@ -19,7 +20,9 @@ from pgqueue.errors import (
     TaskError,
     UnknownQueue,
     UnknownSchedule,
+    UnknownSubscription,
     UnknownTask,
+    UnknownTopic,
     UnsupportedConnection,
     WaitTimeout,
 )
@@ -29,16 +32,22 @@ from pgqueue.keys import debounce, throttle
 from pgqueue.middleware import CopyContext, EnqueueCall, InheritHeaders, Middleware
 from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
 from pgqueue.ops.schedule import Schedule
+from pgqueue.ops.topic import Subscription, Topic
 from pgqueue.outcome import DeadLetter, Discard, Retry, Snooze
 from pgqueue.result import JobResult, Progress
 from pgqueue.retry import Delays, Exponential, Fixed, Linear
 from pgqueue.rules import ByException
+from pgqueue.topic import Published, PublishedMany
 from pgqueue.version import __version__
 
 __all__ = [
     "ArgumentsDoNotBind",
+    "AsyncBatchTask",
     "AsyncPgQueue",
     "AsyncTask",
+    "Batch",
+    "BatchJob",
+    "BatchTask",
     "ByException",
     "ConfigurationError",
     "CopyContext",
@@ -68,16 +77,22 @@ __all__ = [
     "PgQueue",
     "PgQueueError",
     "Progress",
+    "Published",
+    "PublishedMany",
     "ResultMissing",
     "Retry",
     "Schedule",
     "SchemaError",
     "Snooze",
+    "Subscription",
     "Task",
     "TaskError",
+    "Topic",
     "UnknownQueue",
     "UnknownSchedule",
+    "UnknownSubscription",
     "UnknownTask",
+    "UnknownTopic",
     "UnsupportedConnection",
     "WaitTimeout",
     "__version__",

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from pgqueue.config import validate_count
+from pgqueue.batch import Batch, BatchJob
 from pgqueue.controls import as_ids
 from pgqueue.core import Jobs, failed, selection, snoozed
 from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
@@ -19,22 +19,20 @@ from pgqueue.drivers.hearing import Hearing
 from pgqueue.drivers.pool import AsyncPool
 from pgqueue.drivers.resolve import async_connection
 from pgqueue.job import Job
-from pgqueue.keys import CONCURRENCY, ORDERING, validate_key
+from pgqueue.limit_methods import AsyncLimits
 from pgqueue.ops import Op
-from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import status as status_ops
-from pgqueue.ops.admission import LaneStatus
 from pgqueue.ops.cancel import Cancelled, Found
 from pgqueue.ops.dead_letter import DeadLetter, Redriven
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
 from pgqueue.result import JobResult, Progress
-from pgqueue.schedule_methods import AsyncSchedules
-from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
+from pgqueue.task import BaseTask, Calls, TaskOptions
+from pgqueue.topic_methods import AsyncTopics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,12 +60,21 @@ class AsyncTask(BaseTask[P, R], Generic[P, R]):
         op, atomic = self.app.enqueue_many_op(self, self.defaults, calls)
         return await self.app.run(op, using, atomic=atomic)
 
-    def options(self, **changes: Any) -> AsyncTask[P, R]:
+    def options(self, **changes: Any) -> Self:
         """As Task.options."""
-        return AsyncTask(self.app, self.function, self.name, self.defaults.for_call(changes))
+        return type(self)(self.app, self.function, self.name, self.defaults.for_call(changes))
 
 
-class AsyncPgQueue(AsyncSchedules):
+class AsyncBatchTask(AsyncTask[P, R], Generic[P, R]):
+    """As BatchTask."""
+
+    def __call__(self, jobs: Sequence[BatchJob]) -> R:  # type: ignore[override]
+        """Run the function here and now, with these."""
+        function: Callable[..., R] = self.function
+        return function(jobs)
+
+
+class AsyncPgQueue(AsyncLimits, AsyncTopics):
     """A queue in the database at `database_url` (or PGQUEUE_DATABASE_URL); see Settings for the other options.
 
     Nothing is connected before the first call that needs it. Belongs to the event loop of its first use.
@@ -82,6 +89,12 @@ class AsyncPgQueue(AsyncSchedules):
     def task(self, function: Callable[P, R], /) -> AsyncTask[P, R]: ...
     @overload
     def task(
+        self, *, batch: int, payload: Callable[P, Any], **options: Any
+    ) -> Callable[[Callable[[Batch], R]], AsyncBatchTask[P, R]]: ...
+    @overload
+    def task(self, *, batch: int, **options: Any) -> Callable[[Callable[[Batch], R]], AsyncBatchTask[..., R]]: ...
+    @overload
+    def task(
         self, *, name: str | None = None, aliases: Sequence[str] = (), **options: Any
     ) -> Callable[[Callable[P, R]], AsyncTask[P, R]]: ...
     def task(self, *function: Any, **options: Any) -> Any:
@@ -89,14 +102,7 @@ class AsyncPgQueue(AsyncSchedules):
 
         `aliases`: names that the task had before; stored jobs that carry one run by this function.
         """
-        name, aliases = options.pop("name", None), options.pop("aliases", ())
-
-        def register(function: Callable[P, R]) -> AsyncTask[P, R]:
-            task = AsyncTask(self, function, name or task_name(function), TaskOptions().changed(options))
-            self.tasks.add(task, aliases)
-            return task
-
-        return register(*function) if function else register
+        return self.registered(function, options, AsyncTask, AsyncBatchTask)
 
     async def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
@@ -340,22 +346,6 @@ class AsyncPgQueue(AsyncSchedules):
     async def expire(self, queue: str, *, using: Any = None) -> list[int]:
         """Archive what waits in this queue and is too old; workers and `claim` do this once a second."""
         return await self.run(self.expire_op(queue), using)
-
-    async def lanes(self, queue: str, *, limit: int = 50) -> list[LaneStatus]:
-        """The keys of this queue that have jobs, or of which something was said: parked ones first."""
-        return await self.run(admission_ops.lanes(queue, limit=limit))
-
-    async def unpark(self, queue: str, ordering_key: str) -> bool:
-        """Let the jobs of this ordering key go on; False when it was not parked."""
-        op = admission_ops.resume(queue, ORDERING + ordering_key, channel=self.channel)
-        return await self.run(op)
-
-    async def limit_key(self, queue: str, concurrency_key: str, limit: int | None) -> None:
-        """At most `limit` jobs of this key at once, whatever its jobs say; None: what they say. Admitted ones stay so."""
-        if limit is not None:
-            validate_count("limit", limit)
-        lane = CONCURRENCY + validate_key("concurrency_key", concurrency_key)
-        await self.run(admission_ops.set_width(queue, lane, limit, channel=self.channel))
 
     async def close(self) -> None:
         """Close our own connections. The next call opens them again."""

@@ -1,8 +1,8 @@
 """What a schema holds, read from the system catalogs as stable text: for the golden listing and to find drift.
 
 The text is the same on every supported version of PostgreSQL and for every schema name. Left out is what changes by
-itself or between versions: the daily partitions of the archive, NOT NULL constraints (PostgreSQL 18 lists them, the
-column says it anyway), owners and grants, and the table in which Alembic keeps the revision.
+itself or between versions: the partitions of the archive and of messages, NOT NULL constraints (PostgreSQL 18 lists them,
+the column says it anyway), owners and grants, and the table in which Alembic keeps the revision.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _FUNCTIONS = """
         SELECT FROM pg_depend e WHERE e.classid = 'pg_proc'::regclass AND e.objid = p.oid AND e.deptype = 'e')
     ORDER BY 1
 """
-_OURS = r"c.relname !~ '^archive_[0-9]{8}$' AND c.relname <> 'schema_version'"
+_OURS = r"c.relname !~ '^(archive_[0-9]{8}|message_[0-9]+(_(rest|[0-9]+))?)$' AND c.relname <> 'schema_version'"
 _STATEMENTS = (_TABLES, _COLUMNS, _CONSTRAINTS, _INDEXES, _TRIGGERS, _SEQUENCES, _FUNCTIONS)
 
 

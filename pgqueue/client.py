@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import psycopg
 
-from pgqueue.config import validate_count
+from pgqueue.batch import Batch, BatchJob
 from pgqueue.controls import as_ids
 from pgqueue.core import Jobs, failed, selection, snoozed
 from pgqueue.drivers.execute import SyncConnection, run, whole
@@ -19,22 +19,20 @@ from pgqueue.drivers.hearing import Hearing
 from pgqueue.drivers.pool import SyncPool
 from pgqueue.drivers.resolve import note_failure, sync_connection
 from pgqueue.job import Job
-from pgqueue.keys import CONCURRENCY, ORDERING, validate_key
+from pgqueue.limit_methods import SyncLimits
 from pgqueue.ops import Op
-from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import dead_letter as dead_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import status as status_ops
-from pgqueue.ops.admission import LaneStatus
 from pgqueue.ops.cancel import Cancelled, Found
 from pgqueue.ops.dead_letter import DeadLetter, Redriven
 from pgqueue.ops.rescue import Rescued
 from pgqueue.ops.status import LiveJob, QueueStatus, WorkerStatus
 from pgqueue.outcome import COMPLETED, RELEASED
 from pgqueue.result import JobResult, Progress
-from pgqueue.schedule_methods import SyncSchedules
-from pgqueue.task import BaseTask, Calls, TaskOptions, task_name
+from pgqueue.task import BaseTask, Calls, TaskOptions
+from pgqueue.topic_methods import SyncTopics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,12 +69,21 @@ class Task(BaseTask[P, R], Generic[P, R]):
         op, atomic = self.app.enqueue_many_op(self, self.defaults, calls)
         return self.app.run(op, using, atomic=atomic)
 
-    def options(self, **changes: Any) -> Task[P, R]:
+    def options(self, **changes: Any) -> Self:
         """The same task with other options for the calls made on the copy; see TaskOptions."""
-        return Task(self.app, self.function, self.name, self.defaults.for_call(changes))
+        return type(self)(self.app, self.function, self.name, self.defaults.for_call(changes))
 
 
-class PgQueue(SyncSchedules):
+class BatchTask(Task[P, R], Generic[P, R]):
+    """A task whose function is called with many jobs. `enqueue` makes one job; its arguments are those of `payload`."""
+
+    def __call__(self, jobs: Sequence[BatchJob]) -> R:  # type: ignore[override]
+        """Run the function here and now, with these."""
+        function: Callable[..., R] = self.function
+        return function(jobs)
+
+
+class PgQueue(SyncLimits, SyncTopics):
     """A queue in the database at `database_url` (or PGQUEUE_DATABASE_URL); see Settings for the other options.
 
     Nothing is connected before the first call that needs it. Safe to share between threads, and over a fork.
@@ -91,6 +98,12 @@ class PgQueue(SyncSchedules):
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(
+        self, *, batch: int, payload: Callable[P, Any], **options: Any
+    ) -> Callable[[Callable[[Batch], R]], BatchTask[P, R]]: ...
+    @overload
+    def task(self, *, batch: int, **options: Any) -> Callable[[Callable[[Batch], R]], BatchTask[..., R]]: ...
+    @overload
+    def task(
         self, *, name: str | None = None, aliases: Sequence[str] = (), **options: Any
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(self, *function: Any, **options: Any) -> Any:
@@ -98,14 +111,7 @@ class PgQueue(SyncSchedules):
 
         `aliases`: names that the task had before; stored jobs that carry one run by this function.
         """
-        name, aliases = options.pop("name", None), options.pop("aliases", ())
-
-        def register(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(self, function, name or task_name(function), TaskOptions().changed(options))
-            self.tasks.add(task, aliases)
-            return task
-
-        return register(*function) if function else register
+        return self.registered(function, options, Task, BatchTask)
 
     def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
@@ -358,22 +364,6 @@ class PgQueue(SyncSchedules):
     def expire(self, queue: str, *, using: Any = None) -> list[int]:
         """Archive what waits in this queue and is too old; workers and `claim` do this once a second."""
         return self.run(self.expire_op(queue), using)
-
-    def lanes(self, queue: str, *, limit: int = 50) -> list[LaneStatus]:
-        """The keys of this queue that have jobs, or of which something was said: parked ones first."""
-        return self.run(admission_ops.lanes(queue, limit=limit))
-
-    def unpark(self, queue: str, ordering_key: str) -> bool:
-        """Let the jobs of this ordering key go on; False when it was not parked."""
-        op = admission_ops.resume(queue, ORDERING + ordering_key, channel=self.channel)
-        return self.run(op)
-
-    def limit_key(self, queue: str, concurrency_key: str, limit: int | None) -> None:
-        """At most `limit` jobs of this key at once, whatever its jobs say; None: what they say. Admitted ones stay so."""
-        if limit is not None:
-            validate_count("limit", limit)
-        lane = CONCURRENCY + validate_key("concurrency_key", concurrency_key)
-        self.run(admission_ops.set_width(queue, lane, limit, channel=self.channel))
 
     def close(self) -> None:
         """Close our own connections. The next call opens them again."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from pgqueue.config import Settings, validate_count
+from pgqueue.config import Settings, validate_count, validate_name
 from pgqueue.events import Bus, EventName
+from pgqueue.limit import Limit
 from pgqueue.ops import Op
 from pgqueue.ops import ageing as ageing_ops
 from pgqueue.ops import cancel as cancel_ops
 from pgqueue.ops import expiry as expiry_ops
+from pgqueue.ops import limit as limit_ops
 from pgqueue.ops import pause as pause_ops
 from pgqueue.ops import settle as settle_ops
 
@@ -29,6 +31,7 @@ class Controls:
 
     settings: Settings
     events: Bus
+    code_limits: dict[str, Limit]
 
     @property
     def channel(self) -> str | None:
@@ -55,6 +58,22 @@ class Controls:
     def set_queue_op(self, queue: str, *, ageing: float | timedelta | None) -> Op[None]:
         """Set what a queue is like."""
         return ageing_ops.set_ageing(queue, ageing, channel=self.channel)
+
+    def limit_op(self, queue: str, limit: Limit) -> Op[None]:
+        """Limit a queue from now on."""
+        op = limit_ops.set_limit(queue, limit, channel=self.channel)
+        return self._told(op, EventName.QUEUE_LIMIT_SET, queue=queue, **limit.said())
+
+    def unlimit_op(self, queue: str) -> Op[bool]:
+        """Take the limits of a queue back."""
+        op = limit_ops.lift_limit(validate_name("queue", queue), channel=self.channel)
+        return self._told(op, EventName.QUEUE_LIMIT_SET, queue=queue)
+
+    def declare_limits_op(self) -> Op[None]:
+        """Write the limits of the code, where they are new."""
+        if self.code_limits:
+            for queue in (yield from limit_ops.declare(self.code_limits, channel=self.channel)):
+                self.events.emit(EventName.QUEUE_LIMIT_SET, queue=queue, **self.code_limits[queue].said())
 
     def expire_op(self, queue: str) -> Op[list[int]]:
         """Archive what waits in this queue and is too old."""

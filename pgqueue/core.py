@@ -17,6 +17,7 @@ from pgqueue import retry as retry_policies
 from pgqueue.config import (
     Settings,
     load_settings,
+    shown,
     validate_count,
     validate_duration,
     validate_name,
@@ -24,25 +25,28 @@ from pgqueue.config import (
 )
 from pgqueue.controls import Controls, as_ids
 from pgqueue.current import settles_itself
-from pgqueue.errors import LeaseLost
+from pgqueue.errors import ConfigurationError, LeaseLost
 from pgqueue.events import Bus, EventName
 from pgqueue.job import Job
 from pgqueue.keys import PARK, key_of, lane_of, width_of
+from pgqueue.limit import Limit
 from pgqueue.middleware import Chain, EnqueueCall, Middleware
 from pgqueue.ops import Op
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import enqueue as enqueue_ops
 from pgqueue.ops import keyed as keyed_ops
+from pgqueue.ops import limit as limit_ops
 from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import settle as settle_ops
 from pgqueue.ops import unique as unique_ops
 from pgqueue.ops.dead_letter import Selection
-from pgqueue.outcome import Outcome, OutcomeKind, decide
+from pgqueue.outcome import Failed, Outcome, OutcomeKind, decide
 from pgqueue.rules import stored_json, stored_policy
 from pgqueue.schedule import Definition
-from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, in_seconds, split_call
+from pgqueue.task import BaseTask, Calls, Registry, TaskOptions, in_seconds, split_call, task_name
+from pgqueue.topic import Definition as SubscriptionDefinition
 
 T = TypeVar("T")
 Jobs = Job | Iterable[Job]
@@ -70,11 +74,14 @@ class Core(Controls):
         self.settings: Settings = load_settings({"database_url": database_url, **options})
         self.tasks = Registry()
         self.code_schedules: dict[str, Definition] = {}
+        self.code_limits: dict[str, Limit] = {}
+        self.code_subscriptions: dict[tuple[str, str], SubscriptionDefinition] = {}
         self.events = Bus()
         self.chain = Chain()
         self._low_water: dict[str, claim_ops.LowWater] = {}
         self._maintained: dict[str, float] = {}
         self._marks: dict[str, admission_ops.AdmissionMark] = {}
+        self._limited: set[str] = set()
 
     def middleware(self, middleware: Middleware) -> None:
         """Wrap this around every enqueue and every run of the tasks of this object; see Middleware.
@@ -86,6 +93,19 @@ class Core(Controls):
     def watch(self, ids: int | Iterable[int], timeout: float | timedelta | None) -> result_ops.Watch:
         """Waiting for the end of these jobs."""
         return result_ops.Watch(as_ids(ids), None if timeout is None else validate_duration("timeout", timeout))
+
+    def registered(self, function: Sequence[Any], options: dict[str, Any], plain: Any, batch: Any) -> Any:
+        """What the decorator `task` is: `plain` or `batch` makes the task."""
+        name, aliases = options.pop("name", None), options.pop("aliases", ())
+
+        def register(function: Any) -> Any:
+            chosen = TaskOptions().changed(options)
+            kind = plain if chosen.batch is None else batch
+            task = kind(self, function, name or task_name(function), chosen)
+            self.tasks.add(task, aliases)
+            return task
+
+        return register(*function) if function else register
 
     # Enqueue
 
@@ -241,30 +261,47 @@ class Core(Controls):
                     yield from unique_ops.follow(queue, archive=self.settings.archive)
                     yield from rescue_ops.promote(queue, channel=None)
                 taken += yield from self._claim_from(queue, limit - len(taken), lease, own, due)
-            except Exception:
-                if taken and own:
-                    break  # what is claimed already is committed: it must reach its caller
+            except Exception as error:
+                if taken and (own or isinstance(error, ConfigurationError)):
+                    break  # what is claimed already is committed, or the caller's: it must reach its caller
                 raise
         if taken:
             self.events.emit(EventName.JOBS_CLAIMED, ids=[job.id for job in taken])
         return taken
 
     def _claim_from(self, queue: str, limit: int, lease: float, own: bool, due: bool) -> Op[list[Job]]:
-        hint = self._hint(queue)
-        jobs = yield from claim_ops.claim(queue, limit, lease=lease, low_water=hint, relaxed=own)
+        jobs = yield from self._take(queue, limit, lease, own)
         if own and (len(jobs) < limit or due):
             # Never in a caller's transaction, which would keep the lanes locked until its end. And once a second although
             # enough was there, or jobs with keys would wait until there is nothing else.
             try:
                 admitted = yield from self._admit(queue, limit)
                 if admitted and len(jobs) < limit:
-                    hint.notified()
-                    more = limit - len(jobs)
-                    jobs += yield from claim_ops.claim(queue, more, lease=lease, low_water=hint, relaxed=own)
+                    self._hint(queue).notified()
+                    jobs += yield from self._take(queue, limit - len(jobs), lease, own)
             except Exception:
                 if not jobs:
                     raise  # what is claimed already is committed: it must reach its caller
         return jobs
+
+    def _take(self, queue: str, limit: int, lease: float, own: bool) -> Op[list[Job]]:
+        """The plain claim brings nothing of a queue that is limited, so only where it came back empty is that asked."""
+        hint = self._hint(queue)
+        if not own or queue not in self._limited:
+            jobs = yield from claim_ops.claim(queue, limit, lease=lease, low_water=hint, relaxed=own)
+            if jobs or not (yield from limit_ops.is_limited(queue)):
+                return jobs
+            if not own:
+                raise ConfigurationError(
+                    f"queue {shown(queue)} is limited: claim from it without using=, since the lock of its limit would last "
+                    "until the end of your transaction"
+                )
+            self._limited.add(queue)
+            hint.notified()  # nothing was looked at
+        granted = yield from limit_ops.claim(queue, limit, free=limit, lease=lease, low_water=hint)
+        if not granted.limited:
+            self._limited.discard(queue)
+        return granted.jobs
 
     def _admit(self, queue: str, room: int) -> Op[int]:
         mark = self._marks.setdefault(queue, admission_ops.AdmissionMark(share=0))
@@ -298,10 +335,12 @@ class Core(Controls):
                 queue, pairs, finished={job.token for job in members}, options=options
             )
             lost += settled.lost
-            if own is not None and settled.freed:
-                own.frees = True
-        if own is not None and own.job in lost:
-            own.leave_block()
+            for one in own if settled.freed else ():
+                one.frees = one.frees or one.queue == queue
+        gone = {(job.id, job.token) for job in lost} if own else set()
+        for one in own:
+            if (one.id, one.token) in gone:
+                one.leave_block()
         count = len(jobs) - len(lost)
         if count:
             self.events.emit(EventName.JOBS_SETTLED, count=count)
@@ -340,10 +379,6 @@ def failed(
         return decided
 
     return outcome
-
-
-class Failed(Exception):
-    """Stands for an error that came as text: pq.fail(job, "the printer is on fire")."""
 
 
 def snoozed(delay: float | timedelta) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import enum
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from pgqueue.job import Job
 
 UNSET: Any = object()
 NO_DESK = "this works inside a task that a worker runs"
+MANY_JOBS = "current_job() is for the handler of one job: a batch handler asks the jobs that it was given"
 
 
 class Transaction(Protocol):
@@ -33,8 +34,8 @@ class Transaction(Protocol):
 class Desk(Protocol):
     """What a worker does for its handlers."""
 
-    def transaction(self, current: CurrentJob, using: Any) -> Transaction:
-        """The block of `CurrentJob.transaction`."""
+    def transaction(self, jobs: Sequence[CurrentJob], using: Any) -> Transaction:
+        """The block of `CurrentJob.transaction`, for all of these jobs."""
 
     def settling(self, current: CurrentJob) -> None:
         """The handler is about to settle its job itself: look into the database before writing an outcome."""
@@ -180,7 +181,7 @@ class CurrentJob:
         """
         if self._desk is None:
             raise PgQueueError(NO_DESK)
-        return self._desk.transaction(self, using)
+        return self._desk.transaction([self], using)
 
     # Who settles: what the worker asks, and what the blocks say
 
@@ -232,18 +233,21 @@ class CurrentJob:
 
 
 _current: contextvars.ContextVar[CurrentJob] = contextvars.ContextVar("pgqueue_current_job")
+_batch: contextvars.ContextVar[Sequence[CurrentJob]] = contextvars.ContextVar("pgqueue_batch", default=())
 
 
 def running_job() -> CurrentJob | None:
-    """The same as current_job; None outside of a handler."""
+    """The same as current_job; None outside of a handler, and in that of a batch."""
     return _current.get(None)
 
 
 def current_job() -> CurrentJob:
-    """The job that runs in this thread or asyncio task; PgQueueError outside of a handler."""
+    """The job that runs in this thread or asyncio task; PgQueueError outside of a handler, and in that of a batch."""
     try:
         return _current.get()
     except LookupError:
+        if _batch.get():
+            raise PgQueueError(MANY_JOBS) from None
         raise PgQueueError("current_job() works inside a task that a worker runs, and no job runs here") from None
 
 
@@ -257,16 +261,24 @@ def leave(token: contextvars.Token[CurrentJob]) -> None:
     _current.reset(token)
 
 
-def settles_itself(jobs: Iterable[Job]) -> CurrentJob | None:
-    """To be called before jobs are settled by pq.complete and its like: where the one that runs here is among them for the
-    first time, its worker is told to look before it writes an outcome. PgQueueError inside a transaction block, which
+def enter_batch(jobs: Sequence[CurrentJob]) -> None:
+    """Make these the jobs that a batch handler runs in this context."""
+    _batch.set(jobs)
+
+
+def settles_itself(jobs: Iterable[Job]) -> list[CurrentJob]:
+    """To be called before jobs are settled by pq.complete and its like: those that run here, and are among them for the
+    first time. Their worker is told to look before it writes an outcome. PgQueueError inside a transaction block, which
     completes its job."""
     current = _current.get(None)
-    if current is None or not any(job.id == current.id and job.token == current.token for job in jobs):
-        return None
-    if current.stage is Stage.INSIDE:
+    running = _batch.get() if current is None else (current,)
+    if not running:
+        return []
+    wanted = {(job.id, job.token) for job in jobs}
+    own = [one for one in running if (one.id, one.token) in wanted]
+    if any(one.stage is Stage.INSIDE for one in own):
         raise PgQueueError("a transaction block completes its job at its end: raise in it, or settle the job outside")
-    if current.stage is not Stage.WORKER:
-        return None
-    current.settle(Stage.BY_HAND)
-    return current
+    fresh = [one for one in own if one.stage is Stage.WORKER]
+    for one in fresh:
+        one.settle(Stage.BY_HAND)
+    return fresh

@@ -14,6 +14,8 @@
     ├── DuplicateJob (ValueError)         the unique key has a job; `.job_id` says which
     ├── UnknownQueue (LookupError)        an operator named a queue that holds nothing and never did
     ├── UnknownSchedule (LookupError)     an operator named a schedule that does not exist
+    ├── UnknownTopic (LookupError)        an operator named a topic that nobody uses
+    ├── UnknownSubscription (LookupError) a topic has no group of that name
     ├── LeaseLost                         the token is no longer the current one; `.jobs` holds who is concerned
     ├── ResultMissing (LookupError)       a job has ended, and there is no value of it
     ├── WaitTimeout (TimeoutError)        not all jobs ended in time; `.ids` are open, `.ended` holds the others
@@ -104,6 +106,14 @@ class UnknownQueue(PgQueueError, LookupError):
 
 class UnknownSchedule(PgQueueError, LookupError):
     """An operator named a schedule that does not exist."""
+
+
+class UnknownTopic(PgQueueError, LookupError):
+    """An operator named a topic that nobody subscribes to and that keeps nothing."""
+
+
+class UnknownSubscription(PgQueueError, LookupError):
+    """A topic has no subscription of that name."""
 
 
 class LeaseLost(PgQueueError):

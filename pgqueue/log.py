@@ -22,6 +22,7 @@ _DEBUG, _INFO, _WARNING, _ERROR = logging.DEBUG, logging.INFO, logging.WARNING, 
 EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.JOBS_CLAIMED: (_DEBUG, "claimed jobs {ids}"),
     EventName.JOB_STARTED: (_DEBUG, "job {id} ({task}) started, attempt {attempt}"),
+    EventName.BATCH_STARTED: (_DEBUG, "task {task} is called with {count} job(s) of queue {queue}: {ids}"),
     EventName.JOB_OVERDUE: (
         _WARNING,
         "job {id} ({task}) on queue {queue} runs on past its timeout of {timeout} s in a thread of its own; stuck: {stuck}",
@@ -44,11 +45,29 @@ EVENTS: Final[Mapping[EventName, Wording]] = {
     EventName.SCHEDULE_SKIPPED: (_WARNING, "schedule {schedule} made no job for {count} tick(s): {reason}"),
     EventName.SCHEDULE_DEFINED: (_INFO, "wrote the schedules {names} as the code has them"),
     EventName.SCHEDULE_FAILED: (_ERROR, "schedule {schedule} cannot be read here, again in {retry_in} s: {detail}"),
+    EventName.SUBSCRIPTION_DEFINED: (_INFO, "wrote the subscriptions {subscriptions} as the code has them"),
+    EventName.SUBSCRIPTION_REPLAYED: (
+        _INFO,
+        "replayed {count} message(s) of topic {topic} for group {group}; done: {done}",
+    ),
+    EventName.SUBSCRIPTION_CAUGHT_UP: (
+        _INFO,
+        "{count} message(s) of topic {topic} reached group {group} late: their publish did not see it yet",
+    ),
+    EventName.TOPIC_ROLLED: (_DEBUG, "topic {topic} was rolled: {count} tables or rows made or dropped"),
     EventName.JOBS_EXPIRED: (_WARNING, "{count} job(s) of queue {queue} were too old to be run: {ids}"),
     EventName.JOBS_AGED: (_DEBUG, "{count} job(s) of queue {queue} moved up by one priority"),
     EventName.JOBS_CANCELLED: (_INFO, "cancelled {cancelled} waiting job(s), asked {requested} running ones to stop"),
     EventName.QUEUE_PAUSED: (_INFO, "queue {queue} is paused (task: {task}) until {until}"),
     EventName.QUEUE_RESUMED: (_INFO, "queue {queue} is resumed (task: {task})"),
+    EventName.QUEUE_LIMIT_SET: (
+        _INFO,
+        "the limit of queue {queue}, - for none: {running} at once, {rate} starts a second in bursts of {burst}",
+    ),
+    EventName.QUEUE_LIMITED: (
+        _INFO,
+        "jobs of queue {queue} wait for its limit ({bound}): {running} at once, {rate} starts a second in bursts of {burst}",
+    ),
     EventName.TASK_POLICY_FAILED: (
         _WARNING,
         "the retry policy of task {task} failed for job {id} on queue {queue} ({error}): its stored policy decides",

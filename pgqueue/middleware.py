@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from pgqueue.batch import Batch
 from pgqueue.config import shown
 from pgqueue.current import CurrentJob, running_job
 from pgqueue.errors import ConfigurationError
@@ -16,13 +17,14 @@ from pgqueue.errors import ConfigurationError
 @dataclass(slots=True, kw_only=True)
 class EnqueueCall:
     """An enqueue that is about to happen. `headers` may be changed. `args` and `kwargs` are None for an enqueue of many
-    jobs, which is asked about once."""
+    jobs, which is asked about once. `topic`: a publish, whose `task` and `queue` are empty: subscriptions decide."""
 
     task: str
     queue: str
     args: Sequence[Any] | None
     kwargs: Mapping[str, Any] | None
     headers: dict[str, Any]
+    topic: str | None = None
 
 
 class Middleware:
@@ -45,16 +47,31 @@ class Middleware:
         """The same around an `async def`."""
         return await proceed()
 
+    def run_batch(self, batch: Batch, proceed: Callable[[], Any]) -> Any:
+        """The same around the call of a batch handler, for all of its jobs at once; `run` is not called for those."""
+        return proceed()
+
+    async def run_batch_async(self, batch: Batch, proceed: Callable[[], Awaitable[Any]]) -> Any:
+        """The same around an `async def`."""
+        return await proceed()
+
+
+COLOURS = {"enqueue": False, "run": False, "run_async": True, "run_batch": False, "run_batch_async": True}
+"""Which methods of a middleware are `async def`."""
+
 
 class Chain:
-    """The middleware of an application, by what it overrides. The tuples are replaced and never changed."""
+    """The middleware of an application, by what it overrides: bound methods, in tuples that are replaced and never
+    changed."""
 
-    __slots__ = ("enqueues", "runs", "runs_async")
+    __slots__ = ("batches", "batches_async", "enqueues", "runs", "runs_async")
 
     def __init__(self) -> None:
         self.enqueues: tuple[Middleware, ...] = ()
-        self.runs: tuple[Middleware, ...] = ()
-        self.runs_async: tuple[Middleware, ...] = ()
+        self.runs: tuple[Callable[..., Any], ...] = ()
+        self.runs_async: tuple[Callable[..., Any], ...] = ()
+        self.batches: tuple[Callable[..., Any], ...] = ()
+        self.batches_async: tuple[Callable[..., Any], ...] = ()
 
     def add(self, middleware: Middleware) -> None:
         """Register; ConfigurationError for what is none, or has a method of the wrong colour."""
@@ -63,7 +80,7 @@ class Chain:
                 f"middleware must be an instance of a subclass of Middleware, not {shown(middleware)}"
             )
         kind = type(middleware)
-        for method, wanted in (("enqueue", False), ("run", False), ("run_async", True)):
+        for method, wanted in COLOURS.items():
             if inspect.iscoroutinefunction(getattr(kind, method)) != wanted:
                 raise ConfigurationError(
                     f"{kind.__name__}.{method} must be {'async def' if wanted else 'a plain function'}"
@@ -71,9 +88,13 @@ class Chain:
         if kind.enqueue is not Middleware.enqueue:
             self.enqueues = (*self.enqueues, middleware)
         if kind.run is not Middleware.run:
-            self.runs = (*self.runs, middleware)
+            self.runs = (*self.runs, middleware.run)
         if kind.run_async is not Middleware.run_async:
-            self.runs_async = (*self.runs_async, middleware)
+            self.runs_async = (*self.runs_async, middleware.run_async)
+        if kind.run_batch is not Middleware.run_batch:
+            self.batches = (*self.batches, middleware.run_batch)
+        if kind.run_batch_async is not Middleware.run_batch_async:
+            self.batches_async = (*self.batches_async, middleware.run_batch_async)
 
 
 class CopyContext(Middleware):

@@ -84,6 +84,10 @@ class DeadLetter(Signal):
         self.reason = reason
 
 
+class Failed(Exception):
+    """Stands for an error that came as text: pq.fail(job, "the printer is on fire")."""
+
+
 class OutcomeKind(enum.StrEnum):
     """What the settler does with a job after a run; the table above says when."""
 
@@ -102,7 +106,7 @@ class Outcome:
     `delay` is in seconds, for RETRY and SNOOZE. `error_json` is the entry for the job's errors, for RETRY and DEAD.
     `reason` is one line of at most 500 bytes, always there for DEAD. `steered`: the handler itself asked for the retry and
     named its delay, so this run says nothing about the health of anything. `kept`: the result, for COMPLETED, where the task
-    keeps results.
+    keeps results. `lost`: it ran in a batch whose process has gone, for RETRY.
     """
 
     kind: OutcomeKind
@@ -111,6 +115,7 @@ class Outcome:
     reason: str | None = None
     steered: bool = False
     kept: Kept | None = None
+    lost: bool = False
 
 
 COMPLETED = Outcome(OutcomeKind.COMPLETED)

@@ -20,8 +20,8 @@ KINDS = ("worker", "producer", "reader")
 PATIENCE = 60.0
 """Seconds that a migration under way is waited for."""
 _SEQUENCES_AND_FUNCTIONS = (
-    *("job_id_seq", "lease_tie_seq"),
-    *("archive_roll", "payload_merge", "unique_follow", "unique_expire"),
+    *("job_id_seq", "lease_tie_seq", "message_id_seq"),
+    *("archive_roll", "topic_roll", "payload_merge", "unique_follow", "unique_expire"),
 )
 
 

@@ -32,12 +32,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
 
 from pgqueue.config import validate_schema
+from pgqueue.tables_topics import message, subscription, topic
 
 VERSION_TABLE = "schema_version"
 
 IncludeName = Callable[[str | None, str, Mapping[str, Any]], bool]
 
-_PARTITION = re.compile(r"archive_(rest|[0-9]{8})")
+_PARTITION = re.compile(r"archive_(rest|[0-9]{8})|message_(rest|[0-9]+(_(rest|[0-9]+))?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,9 @@ class Tables:
     kept_task: Table
     progress: Table
     unique_window: Table
+    topic: Table
+    subscription: Table
+    message: Table
 
 
 @cache
@@ -70,6 +74,7 @@ def metadata_for(schema: str = "pgqueue") -> MetaData:
     for define in (
         *(_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, _schedule),
         *(_result, _kept_task, _progress, _unique_window),
+        *(topic, subscription, message),
     ):
         define(metadata)
     return metadata
@@ -83,7 +88,7 @@ def tables(schema: str = "pgqueue") -> Tables:
 
 
 def is_partition(name: str) -> bool:
-    """Whether `name` is the name of a partition of the archive."""
+    """Whether `name` is the name of a partition of the archive or of messages."""
     return _PARTITION.fullmatch(name) is not None
 
 
@@ -196,6 +201,8 @@ def _lane(metadata: MetaData) -> None:
         Column("width", Integer),
         _time("parked_at", nullable=True),
         Column("parked_by", BigInteger),
+        *_bucket(),
+        _time("wakes_at", nullable=True),
     ]
     Table("lane", metadata, *columns, PrimaryKeyConstraint("lane", "queue", name="lane_pkey"))
 
@@ -287,8 +294,23 @@ def _queue(metadata: MetaData) -> None:
         Column("ageing_next", BigInteger),
         Column("ageing_level", SmallInteger),
         _time("aged_at", nullable=True),
+        Column("most_running", Integer),
+        *_bucket(),
+        Column("limit_definition", Text),
+        Column("limit_superseded", ARRAY(Text)),
+        _time("limit_affirmed_at", nullable=True),
     ]
     Table("queue", metadata, *columns, PrimaryKeyConstraint("name", name="queue_pkey"))
+
+
+def _bucket() -> list[Column[Any]]:
+    """A rate: so many a second, and how many of them are there at a moment."""
+    return [
+        Column("rate", Double),
+        Column("burst", Integer),
+        Column("tokens", Double),
+        _time("refilled_at", nullable=True),
+    ]
 
 
 def _schedule(metadata: MetaData) -> None:

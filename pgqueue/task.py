@@ -22,7 +22,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 RESERVED = "using"
 THREAD, PROCESS = "thread", "process"
-OF_THE_TASK = ("isolation", "memory_limit", "keep_result")
+OF_THE_TASK = ("isolation", "memory_limit", "keep_result", "batch", "batch_wait", "payload")
+MOST_BATCH = 1000
+"""Jobs of one call: as many as a claim brings."""
+LONGEST_WAIT = 3600.0
 MOST_MEMORY = 2**62
 LANE_KEYS = ("ordering_key", "concurrency_key", "fairness_key")
 
@@ -48,10 +51,12 @@ class TaskOptions:
     `unique_for`: seconds or a timedelta in which no second one starts even if the first has ended. `delay_limit`: how long
     after its first enqueue a waiting job is due at the latest, however often it was replaced by a later one.
 
-    Three belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
+    Others belong to the task as the worker knows it, and not to single calls. `isolation`: "thread", or "process" for jobs
     that run in a child process, one at a time. `memory_limit`: bytes that a run in a child process may take beyond what
     the process had before. `keep_result`: keep what the function returns for so long (seconds or a timedelta; True means
-    a day). ConfigurationError names the option that is wrong.
+    a day). `batch`: call the function with up to so many jobs at once (1 to 1000), a Batch; `batch_wait`: seconds or a
+    timedelta, an hour at most, to wait for more after the first of them. `payload`: a callable whose signature the
+    arguments of each job of a batch task are checked against. ConfigurationError names the option that is wrong.
     """
 
     queue: str = "default"
@@ -75,6 +80,9 @@ class TaskOptions:
     isolation: str = THREAD
     memory_limit: int | None = None
     keep_result: bool | float | timedelta = False
+    batch: int | None = None
+    batch_wait: float | timedelta = 0.0
+    payload: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         validate_name("queue", self.queue)
@@ -99,6 +107,7 @@ class TaskOptions:
         if self.expires_in is not None:
             validate_duration("expires_in", self.expires_in, least=0.001)
         self._check_isolation()
+        self._check_batch()
         self._check_keys()
         self._check_unique()
         if self.keep_seconds is not None:
@@ -151,6 +160,37 @@ class TaskOptions:
             raise ConfigurationError(
                 f'memory_limit needs isolation="{PROCESS}": threads share the memory of their process'
             )
+
+    def _check_batch(self) -> None:
+        if self.batch is None:
+            for name in ("batch_wait", "payload"):
+                if getattr(self, name):
+                    raise ConfigurationError(f"{name} belongs to a batch task: give batch=… too")
+            return
+        validate_count("batch", self.batch, most=MOST_BATCH)
+        if not 0 <= self.wait_seconds <= LONGEST_WAIT:
+            raise ConfigurationError(f"batch_wait must be between 0 seconds and an hour, not {shown(self.batch_wait)}")
+        if self.payload is not None and not callable(self.payload):
+            raise ConfigurationError(
+                f"payload must be a callable, whose signature is that of a job, not {shown(self.payload)}"
+            )
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a batch waits for more after its first job, in seconds."""
+        if isinstance(self.batch_wait, timedelta):
+            return self.batch_wait.total_seconds()
+        return validate_seconds("batch_wait", self.batch_wait)
+
+    @property
+    def batch_fill(self) -> int:
+        """How many jobs a batch waits for: no more than a key that all of them share lets run at once."""
+        most = self.batch or 1
+        if isinstance(self.ordering_key, str):
+            return 1
+        if isinstance(self.concurrency_key, str) and self.concurrency_limit is not None:
+            return min(most, self.concurrency_limit)
+        return most
 
     @property
     def delay_seconds(self) -> float | None:
@@ -219,7 +259,7 @@ class BaseTask(Generic[P, R]):
             raise ConfigurationError(
                 f"task {name} is a generator: calling it would run nothing; write it as a function"
             )
-        self._signature = inspect.signature(function)
+        self._signature = inspect.signature(function) if options.batch is None else _signature_of_jobs(self)
         if RESERVED in self._signature.parameters:
             raise ConfigurationError(
                 f"task {name}: a parameter may not be called {RESERVED!r}, enqueue needs that word"
@@ -245,6 +285,28 @@ class BaseTask(Generic[P, R]):
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ArgumentsDoNotBind(f"task {self.name}{self._signature}: {error}") from None
+
+
+def _signature_of_jobs(task: BaseTask[..., Any]) -> inspect.Signature:
+    """What the arguments of one job of a batch task are checked against; ConfigurationError when the function cannot be
+    called with a batch."""
+    handler = inspect.signature(task.function)
+    try:
+        handler.bind(())
+    except TypeError:
+        raise ConfigurationError(
+            f"task {task.name}{handler}: a batch handler is called with one argument, the jobs of the batch"
+        ) from None
+    payload = task.defaults.payload
+    if payload is None:
+        return inspect.signature(_anything)
+    try:
+        return inspect.signature(payload)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"task {task.name}: payload {shown(payload)} has no signature to be read") from None
+
+
+def _anything(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _plain_arity(signature: inspect.Signature) -> tuple[int, int]:

@@ -8,7 +8,7 @@ try:
 except PackageNotFoundError:  # a source tree on sys.path
     __version__ = "0+unknown"
 
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0012"
 """The revision of the schema that this version is made for."""
 
 _NOTE = re.compile(r"Revision (\w+): workers of revision (\w+) and later run on it\.")

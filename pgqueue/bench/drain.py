@@ -50,12 +50,21 @@ def preload(url: str, task: str, number: int, *, queue: str = "bench") -> None:
 
 
 def drain(
-    stage: Stage, task: str = PLAIN, *, processes: int = 1, archive: bool = True, number: int = 100_000
+    stage: Stage,
+    task: str = PLAIN,
+    *,
+    processes: int = 1,
+    archive: bool = True,
+    number: int = 100_000,
+    limited: bool = False,
 ) -> Metrics:
-    """The rate of one worker, or of several under one parent."""
+    """The rate of one worker, or of several under one parent. `limited`: by limits of the queue that do not bind."""
     number = stage.jobs(number)
     with stage.database() as url:
         preload(url, task, number)
+        if limited:
+            with PgQueue(url) as pq:
+                pq.limit_queue("bench", running=100_000, rate=10_000_000)
         stage.settle()
         words = programs.worker_words("--processes", str(processes))
         rate, _ = timed(words, programs.worker_environment(url, archive=archive), number, emptied(url))

@@ -14,6 +14,7 @@ SINGLE, BULK = "one by one, durable", "in bulk of 100,000"
 RATES = (20, 500)
 PLAIN_ONE = "plain, 1 process, archive"
 PLAIN_NO_ARCHIVE = "plain, 1 process, no archive"
+PLAIN_LIMITED = "plain, 1 process, archive, within limits"
 RAW_LOOP = "claim and complete, batches of 100, no archive"
 BULKS = (10, 1000, 100_000)
 APART = max(claimers.NUMBERS)
@@ -59,6 +60,7 @@ def _drain() -> list[Case]:
     return [
         case(PLAIN_ONE, drain.drain, PLAIN),
         case(PLAIN_NO_ARCHIVE, drain.drain, PLAIN, archive=False),
+        case(PLAIN_LIMITED, drain.drain, PLAIN, limited=True),
         case(RAW_LOOP, life_cycle.claim_and_complete, 100, system=FLOOR),
         case("claim and complete, batches of 1000, no archive", life_cycle.claim_and_complete, 1000, system=FLOOR),
         case("plain, 2 processes, archive", drain.drain, PLAIN, processes=2),
@@ -128,6 +130,13 @@ def _rates() -> list[Comparison]:
         _target("enqueue: pgqueue's time / a bare INSERT's", bare, ours, 1.3, 1.1, at_most=True),
         _target("bulk enqueue / a bare COPY", key("enqueue", BULK), key("enqueue", BULK, FLOOR), 0.8, 0.9),
         _target("drain without archive / the raw loop", worker, loop, 0.6, 0.8),
+        _target(
+            "drain within limits that do not bind / without",
+            key("drain", PLAIN_LIMITED),
+            key("drain", PLAIN_ONE),
+            0.8,
+            0.9,
+        ),
         _target("64 claimers / 4", many, few, 0.7, 0.9),
         _target("64 claimers on one queue / on a queue each", many, apart, 0.0, 0.9),
     ]

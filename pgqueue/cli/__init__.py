@@ -73,12 +73,15 @@ def _rooms() -> tuple[ModuleType, ...]:
         enqueue,
         jobs,
         lanes,
+        limits,
         migrate,
         queues,
         result,
         schedules,
         status,
+        topics,
         worker,
     )
 
-    return (migrate, worker, enqueue, status, jobs, result, dead, queues, lanes, schedules, doctor, demo, bench)
+    operating = (queues, limits, lanes, schedules, topics, doctor)
+    return (migrate, worker, enqueue, status, jobs, result, dead, *operating, demo, bench)

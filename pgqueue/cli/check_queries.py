@@ -34,10 +34,16 @@ RIGHTS: Final = SQL("""
         ('table', 'kept_task', 'DELETE'),
         ('table', 'progress', 'SELECT'), ('table', 'progress', 'INSERT'), ('table', 'progress', 'UPDATE'),
         ('table', 'progress', 'DELETE'),
+        ('table', 'topic', 'SELECT'), ('table', 'topic', 'INSERT'), ('table', 'topic', 'UPDATE'),
+        ('table', 'topic', 'DELETE'),
+        ('table', 'subscription', 'SELECT'), ('table', 'subscription', 'INSERT'), ('table', 'subscription', 'UPDATE'),
+        ('table', 'subscription', 'DELETE'),
+        ('table', 'message', 'SELECT'), ('table', 'message', 'INSERT'),
         ('sequence', 'job_id_seq', 'USAGE'), ('sequence', 'lease_tie_seq', 'USAGE'),
         ('table', 'unique_window', 'SELECT'), ('table', 'unique_window', 'INSERT'), ('table', 'unique_window', 'UPDATE'),
         ('table', 'unique_window', 'DELETE'),
-        ('function', 'archive_roll', 'EXECUTE'),
+        ('sequence', 'message_id_seq', 'USAGE'),
+        ('function', 'archive_roll', 'EXECUTE'), ('function', 'topic_roll', 'EXECUTE'),
         ('function', 'payload_merge', 'EXECUTE'), ('function', 'unique_follow', 'EXECUTE'),
         ('function', 'unique_expire', 'EXECUTE')
     ) AS need (kind, name, wanted)

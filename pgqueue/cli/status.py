@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from pgqueue.cli.database import check_queue, queue
+from pgqueue.cli.limits import in_words
 from pgqueue.cli.options import AsJson, Place, QueueName, placed
 from pgqueue.cli.output import cell, write, write_json, write_table
 from pgqueue.ops.status import MOST, HeldBack, QueueStatus
@@ -63,6 +64,8 @@ def _settings(row: QueueStatus) -> list[str]:
         lines.append(f"task {cell(pause.task)} of queue {cell(row.queue)} is paused{until}")
     if row.ageing is not None:
         lines.append(f"jobs that wait in queue {cell(row.queue)} move up by one priority every {row.ageing:g} s")
+    if row.limit is not None:
+        lines.append(f"queue {cell(row.queue)} is limited to {in_words(row.limit)}")
     return lines
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from pgqueue.limit import Rate
 from pgqueue.ops import Op, Step, Texts
 from pgqueue.ops.claim import FULL_PASS_SHARE, LONGEST_PAUSE
 
@@ -39,9 +40,12 @@ class AdmissionMark:
         self._cost = 0.0
         self._refused = 0
         self._not_before = float("-inf")
+        self._again_at = float("inf")
 
     def after(self) -> int:
         """The row behind which to begin; 0 for a full pass."""
+        if self.clock() >= self._again_at:
+            self._again_at, self._owed = float("inf"), True
         if self.share and self._full_pass_in() > 0:
             return self._last
         self._owed = False
@@ -49,7 +53,15 @@ class AdmissionMark:
 
     def owed_in(self) -> float | None:
         """Seconds until there is to be looked again, unasked; None when that is not necessary."""
-        return max(0.0, self._full_pass_in()) if self._owed else None
+        ahead = [self._full_pass_in()] if self._owed else []
+        if self._again_at < float("inf"):
+            ahead.append(self._again_at - self.clock())
+        return max(0.0, min(ahead)) if ahead else None
+
+    def look_again_in(self, seconds: float | None) -> None:
+        """A lane of the last pass waits for a token: whoever knows of it looks by itself."""
+        if seconds is not None:
+            self._again_at = min(self._again_at, self.clock() + seconds)
 
     def took(self, last: int | None, *, full: bool, short: bool, refused: bool, began: float) -> None:
         """Learn from a pass: the last row that it saw, whether it was full, whether it saw less rows than it might have
@@ -116,8 +128,9 @@ def _admit(queue: str, mark: AdmissionMark, room: int, channel: str | None) -> O
     chosen = {"queue": queue, "lanes": Texts(lanes), "most": most, "room": room, "channel": channel}
     answer = yield Step("lane_admit", chosen)
     yield Step("admission_commit", {}, silent=True)
-    jobs, cut_short = answer[-1][:2]
+    jobs, cut_short, again_in = answer[-1][:3]
     mark.worked()
+    mark.look_again_in(again_in)
     return Admitted(int(jobs), cut_short or (rows == limit and not refused))
 
 
@@ -149,12 +162,14 @@ def repair_part(queue: str, begin: str) -> Op[Repaired]:
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
     """A line of jobs that share a key. `kind`: "ordering", "concurrency" or "fairness". `width`: how many may be admitted at
-    once, if an operator has said so. `admitted` are in line or in work, `blocked` wait for a slot (counted up to 10,000).
-    `parked_by`: the dead letter that has stopped it."""
+    once, if an operator has said so; `rate`: how many a second, `burst`: how many at a moment. `admitted` are in line or in
+    work, `blocked` wait for a slot (counted up to 10,000). `parked_by`: the dead letter that has stopped it."""
 
     kind: str
     key: str
     width: int | None
+    rate: float | None
+    burst: int | None
     parked_at: datetime | None
     parked_by: int | None
     admitted: int
@@ -170,9 +185,10 @@ def lanes(queue: str, *, limit: int) -> Op[list[LaneStatus]]:
     return [LaneStatus(KINDS.get(lane[:1], "unknown"), lane[1:], *facts) for lane, *facts in rows]
 
 
-def set_width(queue: str, lane: str, width: int | None, *, channel: str | None) -> Op[None]:
-    """How many jobs of this lane may be admitted at once from now on; None: what its jobs say."""
-    yield Step("lane_set", {"queue": queue, "lane": lane, "width": width, "channel": channel})
+def set_limit(queue: str, lane: str, width: int | None, rate: Rate | None, *, channel: str | None) -> Op[None]:
+    """How many jobs of this lane may be admitted at once from now on (None: what its jobs say), and how often."""
+    pace = {"rate": None, "burst": None} if rate is None else asdict(rate)
+    yield Step("lane_set", {"queue": queue, "lane": lane, "width": width, **pace, "channel": channel})
 
 
 def resume(queue: str, lane: str, *, channel: str | None) -> Op[bool]:

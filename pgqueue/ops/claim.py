@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import Any
 
 from pgqueue.job import Job
 from pgqueue.ops import Int8s, Op, Step, Texts
@@ -100,43 +101,47 @@ def claim(
         spans = low_water.spans()
         wanted = limit - len(taken)
         began = low_water.clock()
-        floors, ceilings, after = zip(*(spans or [(LOWEST, HIGHEST, START)]), strict=True)
-        params = {
-            "queue": queue,
-            "limit": wanted,
-            "lease": lease,
-            "worker_id": worker_id,
-            "relaxed": relaxed,
-            "floors": Int8s(floors),
-            "ceilings": Int8s(ceilings),
-            "after": Int8s(after),
-            "left_out": Texts(left_out),
-        }
+        params = looks_at(queue, wanted, lease, worker_id, spans, left_out)
         try:
-            rows = yield Step("job_claim", params)
+            rows = yield Step("job_claim", {**params, "relaxed": relaxed})
         except Exception:
             if taken and relaxed:
                 break  # what the first pass claimed is committed: it must reach its caller
             raise
         passes += 1
-        jobs = list(map(Job._make, rows))
-        _sort(jobs)
+        jobs = in_line(list(map(Job._make, rows)))
         low_water.observe(jobs, full=spans is None, short=len(jobs) < wanted, began=began)
         taken.extend(jobs)
         if spans is None or low_water.owed_in() != 0:
             break
-    if passes > 1:
-        _sort(taken)
-    return taken
+    return in_line(taken) if passes > 1 else taken
+
+
+def looks_at(
+    queue: str, limit: int, lease: float, worker_id: int | None, spans: list[Span] | None, left_out: Sequence[str]
+) -> dict[str, Any]:
+    """What the statements that claim are given; `spans` None for a full pass."""
+    floors, ceilings, after = zip(*(spans or [(LOWEST, HIGHEST, START)]), strict=True)
+    return {
+        "queue": queue,
+        "limit": limit,
+        "lease": lease,
+        "worker_id": worker_id,
+        "floors": Int8s(floors),
+        "ceilings": Int8s(ceilings),
+        "after": Int8s(after),
+        "left_out": Texts(left_out),
+    }
 
 
 _priority, _position = attrgetter("priority"), attrgetter("position")
 
 
-def _sort(jobs: list[Job]) -> None:
-    """Into the order of the line, since RETURNING promises none. By two stable sorts, which call no Python."""
+def in_line(jobs: list[Job]) -> list[Job]:
+    """These, put into the order of the line, since RETURNING promises none. By two stable sorts, which call no Python."""
     jobs.sort(key=_position)
     jobs.sort(key=_priority, reverse=True)
+    return jobs
 
 
 def extend(queue: str, pairs: Iterable[tuple[int, int]], *, lease: float) -> Op[set[int]]:

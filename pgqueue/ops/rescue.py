@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+from pgqueue.limit import Limit
 from pgqueue.ops import Int8s, Op, Step
 
 LEASES = 20
@@ -60,7 +62,7 @@ def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
 class Agenda(NamedTuple):
     """Seconds until the next lease ends, the next job is due, a lane is to be looked at, a waiting job expires, a pause ends
     by itself, priorities age, and it is worth a look whether what waits behind the job of its unique key may go on (0: it
-    may); 0 or less means now, None that there is none."""
+    may); 0 or less means now, None that there is none. `limit`: what the queue is limited to."""
 
     expires_in: float | None
     due_in: float | None
@@ -69,12 +71,18 @@ class Agenda(NamedTuple):
     resume_in: float | None
     age_in: float | None
     follow_in: float | None
+    limit: Limit
+
+    def next_in(self) -> float:
+        """Seconds until something is to be done that is not to be done now; infinity when nothing is known."""
+        return min((seconds for seconds in self[:7] if seconds is not None and seconds > 0), default=math.inf)
 
 
 def agenda(queue: str) -> Op[Agenda]:
     """What this queue needs now and next, by the database's clock."""
     rows = yield Step("queue_agenda", {"queue": queue})
-    return Agenda(*rows[0])
+    *seconds, running, rate, burst = rows[0]
+    return Agenda._make([*seconds, Limit(running=running, rate=rate, burst=burst)])
 
 
 def roll_archive(keep_days: float) -> Op[int]:

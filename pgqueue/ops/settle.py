@@ -136,6 +136,7 @@ def _retry(params: dict[str, Any], chosen: Sequence[Settlement], leases: Int8s, 
             "delays": [outcome.delay for _, outcome in chosen],
             "spent": [outcome.kind is OutcomeKind.RETRY for _, outcome in chosen],
             "errors": Texts([outcome.error_json for _, outcome in chosen]),
+            "lost": [outcome.lost for _, outcome in chosen],
             "channel": options.channel,
         },
     )

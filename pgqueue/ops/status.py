@@ -8,6 +8,7 @@ from datetime import datetime
 
 from pgqueue.ops import Int8s, Op, Step
 from pgqueue.ops.ageing import ageing
+from pgqueue.ops.limit import QueueLimit, limits
 from pgqueue.ops.pause import Pause, paused
 
 MOST = 100_000
@@ -37,7 +38,7 @@ class QueueStatus:
 
     `held_back`: the tasks that live workers leave out for now. `paused_until`: when the pause of the queue ends; None for
     one without an end, and where there is none. `paused_tasks`: the tasks that are paused. `ageing`: seconds after which a
-    waiting job moves up by one priority; None where priorities do not age.
+    waiting job moves up by one priority; None where priorities do not age. `limit`: what the queue is limited to, if it is.
     """
 
     queue: str
@@ -52,6 +53,7 @@ class QueueStatus:
     paused_until: datetime | None = None
     paused_tasks: list[Pause] = field(default_factory=list)
     ageing: float | None = None
+    limit: QueueLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def status(queues: Sequence[str] | None = None) -> Op[list[QueueStatus]]:
     names = list(queues) if queues is not None else sorted({*(yield from queue_names()), *held_back})
     pauses = yield from paused()
     ages = yield from ageing()
+    limited = {one.queue: one for one in (yield from limits(queues))}
     answer = []
     for name in names:
         rows = yield Step("queue_status", {"queue": name, "most": MOST})
@@ -124,6 +127,7 @@ def status(queues: Sequence[str] | None = None) -> Op[list[QueueStatus]]:
                 paused_until=until[0] if until else None,
                 paused_tasks=[pause for pause in here if pause.task is not None],
                 ageing=ages.get(name),
+                limit=limited.get(name),
             )
         )
     return answer

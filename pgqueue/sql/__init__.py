@@ -16,6 +16,7 @@ FILES = (
     "admission.sql",
     "unique.sql",
     "claim.sql",
+    "limit.sql",
     "settle.sql",
     "rescue.sql",
     "dead_letter.sql",
@@ -28,6 +29,8 @@ FILES = (
     "cancel.sql",
     "reader.sql",
     "result.sql",
+    "topic.sql",
+    "message.sql",
 )
 
 

@@ -44,14 +44,32 @@ FROM picked JOIN tried USING (hash)
 --   answer, and would be begun again and again.
 -- locked: what somebody else holds in an open transaction (a cancellation) is left alone, and looked at again in a second;
 --   nothing overtakes it in its lane meanwhile, since it is not replaced by the next one.
+-- bucket, filled: as in job_claim_limited. SKIP LOCKED: an operator's open transaction may hold the row of a lane; that lane is
+--   looked at again in a second, and the others go on. Of lanes without a rate no row is read for it.
+-- spent: a token for each job that is admitted, in the same statement.
+-- dry: the lanes with a rate. due: where jobs wait for a token and for nothing else, when it is worth looking again: as
+--   limit.wait_for_token has it, and a moment, or the look would come a rounding too early. A row with that time is left in `admission`: one a lane (wakes_at), however many
+--   jobs came meanwhile. unheard: there is none yet, or it is later than it need be, since the rate or the clock was changed.
 WITH room AS MATERIALIZED (
-    SELECT given.lane, l.width,
+    SELECT given.lane, l.width, l.rate IS NOT NULL AS rated,
            (SELECT count(*) FROM {schema}.job AS a WHERE a.lane = given.lane AND a.queue = %(queue)s::text AND a.admitted) AS taken
     FROM unnest(%(lanes)b::text[]) AS given(lane)
     LEFT JOIN {schema}.lane AS l ON l.lane = given.lane AND l.queue = %(queue)s::text
     WHERE l.parked_at IS NULL
+), bucket AS MATERIALIZED (
+    SELECT lane, greatest(least(rate, 1e9), 1e-9) AS rate, greatest(coalesce(burst, 1), 1) AS burst, tokens, refilled_at, wakes_at
+    FROM {schema}.lane
+    WHERE queue = %(queue)s::text AND lane = ANY (ARRAY(SELECT lane FROM room WHERE rated)) AND rate IS NOT NULL
+    FOR NO KEY UPDATE SKIP LOCKED
+), filled AS MATERIALIZED (
+    SELECT lane, rate, burst, wakes_at, at, refilled_at > at AS early,
+           CASE WHEN isfinite(refilled_at) AND tokens IS NOT NULL
+                THEN greatest(least(tokens + rate * greatest(extract(epoch FROM at - refilled_at)::float8, 0), burst), 0)
+                ELSE burst END AS tokens
+    FROM bucket, (SELECT clock_timestamp() AS at) AS moment
 ), open AS MATERIALIZED (
-    SELECT room.lane,
+    SELECT room.lane, room.rated,
+           CASE WHEN rated THEN coalesce((SELECT floor(tokens) FROM filled WHERE filled.lane = room.lane), 0)::int8 END AS tokens,
            CASE WHEN room.lane >= 'o' AND room.lane < 'p' THEN 1
                 ELSE coalesce(room.width, greatest(head.lane_width, 1)) END - room.taken AS free
     FROM room
@@ -63,14 +81,14 @@ WITH room AS MATERIALIZED (
         LIMIT 1
     ) AS head
 ), wanted AS MATERIALIZED (
-    SELECT open.lane, open.free, next.id, next.number
+    SELECT open.lane, least(open.free, open.tokens) AS free, next.id, next.number
     FROM open
     CROSS JOIN LATERAL (
         SELECT j.id, row_number() OVER (ORDER BY j.lane_rank, j.id) AS number
         FROM {schema}.job AS j
         WHERE j.lane = open.lane AND j.queue = %(queue)s::text AND j.admitted IS NULL AND j.run_at IS NULL
         ORDER BY j.lane_rank, j.id
-        LIMIT greatest(0, least(open.free, %(most)s::int8))
+        LIMIT greatest(0, least(open.free, open.tokens, %(most)s::int8))
     ) AS next
 ), locked AS MATERIALIZED (
     SELECT id
@@ -86,7 +104,25 @@ WITH room AS MATERIALIZED (
     SET admitted = true, position = placed.position
     FROM placed
     WHERE j.queue = %(queue)s::text AND j.id = ANY (ARRAY(SELECT id FROM placed)) AND j.id = placed.id
-    RETURNING j.id
+    RETURNING j.id, j.lane
+), dry AS MATERIALIZED (
+    SELECT lane, at, early, left_over, jobs, due, wakes_at,
+           due IS NOT NULL AND NOT coalesce(wakes_at > at AND wakes_at <= due + interval '1 second', false) AS unheard
+    FROM (SELECT filled.*, counted.jobs, filled.tokens - counted.jobs AS left_over,
+                 CASE WHEN filled.tokens - counted.jobs < 1 AND open.free > counted.jobs AND counted.wanted >= open.tokens
+                      THEN at + interval '2 microseconds' + interval '1 second' * least(1e9, greatest(
+                               (1 + counted.jobs - filled.tokens) / rate,
+                               least((burst + counted.jobs - filled.tokens) / rate / 2, 0.02))) END AS due
+          FROM filled JOIN open ON open.lane = filled.lane
+          CROSS JOIN LATERAL (SELECT (SELECT count(*) FROM moved WHERE moved.lane = filled.lane) AS jobs,
+                                     (SELECT count(*) FROM wanted WHERE wanted.lane = filled.lane) AS wanted) AS counted
+         ) AS spending
+), spent AS (
+    UPDATE {schema}.lane AS l
+    SET tokens = dry.left_over, refilled_at = dry.at, wakes_at = CASE WHEN dry.unheard THEN dry.due ELSE dry.wakes_at END
+    FROM dry
+    WHERE l.queue = %(queue)s::text AND l.lane = ANY (ARRAY(SELECT lane FROM dry)) AND l.lane = dry.lane
+      AND (dry.jobs > 0 OR dry.early OR dry.unheard)
 ), again AS (
     INSERT INTO {schema}.admission (queue, lane, due_at)
     SELECT DISTINCT %(queue)s::text, lane, clock_timestamp() + interval '1 second'
@@ -94,9 +130,15 @@ WITH room AS MATERIALIZED (
     WHERE id <> ALL (ARRAY(SELECT id FROM locked))
     UNION ALL
     SELECT %(queue)s::text, lane, NULL FROM wanted WHERE number = %(most)s::int8 AND free > number
+    UNION ALL
+    SELECT %(queue)s::text, lane, due FROM dry WHERE unheard
+    UNION ALL
+    SELECT %(queue)s::text, lane, clock_timestamp() + interval '1 second' FROM open
+    WHERE rated AND lane <> ALL (ARRAY(SELECT lane FROM filled))
     RETURNING due_at
 )
 SELECT count(*), EXISTS (SELECT 1 FROM again WHERE due_at IS NULL),
+       (SELECT extract(epoch FROM min(due) - clock_timestamp())::float8 FROM dry),
        CASE WHEN count(*) > %(room)s::int8 AND %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, %(queue)s::text) END
 FROM moved
 
@@ -105,7 +147,7 @@ COMMIT
 
 -- name: lane_repair
 -- What no transaction has left a row for: lanes whose admitted job was deleted by hand. The recursive walk jumps from lane to
--- lane along the index.
+-- lane along the index. What waits for a token has its row.
 WITH RECURSIVE waiting AS (
     (SELECT lane FROM {schema}.job
      WHERE queue = %(queue)s::text AND lane IS NOT NULL AND admitted IS NULL AND run_at IS NULL AND lane >= %(begin)s::text
@@ -121,7 +163,7 @@ WITH RECURSIVE waiting AS (
     SELECT looked_at.lane
     FROM looked_at
     LEFT JOIN {schema}.lane AS l ON l.lane = looked_at.lane AND l.queue = %(queue)s::text
-    WHERE l.parked_at IS NULL
+    WHERE l.parked_at IS NULL AND NOT coalesce(l.wakes_at > clock_timestamp() AND l.refilled_at <= clock_timestamp(), false)
       AND (SELECT j.id FROM {schema}.job AS j
            WHERE j.lane = looked_at.lane AND j.queue = %(queue)s::text AND j.admitted LIMIT 1) IS NULL
 ), again AS (
@@ -144,9 +186,10 @@ WITH RECURSIVE known AS (
 ), named AS (
     SELECT lane FROM (SELECT lane FROM known WHERE lane IS NOT NULL LIMIT %(limit)s::int8) AS those
     UNION
-    SELECT lane FROM {schema}.lane WHERE queue = %(queue)s::text AND (width IS NOT NULL OR parked_at IS NOT NULL)
+    SELECT lane FROM {schema}.lane
+    WHERE queue = %(queue)s::text AND (width IS NOT NULL OR parked_at IS NOT NULL OR rate IS NOT NULL)
 )
-SELECT named.lane, l.width, l.parked_at, l.parked_by,
+SELECT named.lane, l.width, l.rate, l.burst, l.parked_at, l.parked_by,
        (SELECT count(*) FROM {schema}.job AS j WHERE j.lane = named.lane AND j.queue = %(queue)s::text AND j.admitted),
        (SELECT count(*) FROM (
             SELECT 1 FROM {schema}.job AS j WHERE j.lane = named.lane AND j.queue = %(queue)s::text
@@ -157,10 +200,15 @@ ORDER BY l.parked_at NULLS LAST, named.lane
 LIMIT %(limit)s::int8
 
 -- name: lane_set
--- A width for one lane, instead of that of its jobs; NULL takes it back. The row in `admission` lets a wider one take effect.
+-- A width for one lane, instead of that of its jobs, and a rate; NULL takes it back. The bucket goes on as in limit_set. The row
+-- in `admission` lets a wider or faster one take effect.
 WITH said AS (
-    INSERT INTO {schema}.lane (lane, queue, width) VALUES (%(lane)s::text, %(queue)s::text, %(width)s::int4)
-    ON CONFLICT (lane, queue) DO UPDATE SET width = excluded.width
+    INSERT INTO {schema}.lane AS l (lane, queue, width, rate, burst)
+    VALUES (%(lane)s::text, %(queue)s::text, %(width)s::int4, %(rate)s::float8, %(burst)s::int4)
+    ON CONFLICT (lane, queue) DO UPDATE
+    SET width = excluded.width, rate = excluded.rate, burst = excluded.burst, wakes_at = NULL,
+        tokens = CASE WHEN l.rate IS NOT NULL AND excluded.rate IS NOT NULL THEN l.tokens END,
+        refilled_at = CASE WHEN l.rate IS NOT NULL AND excluded.rate IS NOT NULL THEN l.refilled_at END
 ), woken AS (
     INSERT INTO {schema}.admission (queue, lane) VALUES (%(queue)s::text, %(lane)s::text)
 )

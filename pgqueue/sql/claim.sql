@@ -5,7 +5,8 @@
 -- left_out: tasks whose jobs are passed over and keep their places. Without it a task that fails would hold up all others.
 -- halted: what the queue's row says, read once: a pause of the whole queue, and tasks that are paused, whose jobs keep their
 --   places too. A pause whose end has passed says nothing any more. Numbers and CASE: a row written by hand must not fail
---   the claims of its queue.
+--   the claims of its queue. A queue that is limited counts as paused here: who does not know of its limit must not break it
+--   (job_claim_limited).
 -- expires_at: what is too old is left to the sweep (job_expire); without it a job would run after it has expired.
 -- queue >= and <=: true whenever queue = is, and dropped by the index scan. They make the planner expect a single row, so
 --   that it reads in index order; expecting thousands (statistics of a queue table are always wrong), it would sort them all.
@@ -18,10 +19,12 @@
 -- created_at in UTC, without a zone: the client would ask the session's zone about every single row. CASE around it: a time beyond Python's years (infinity, written by hand) must not make the whole batch unreadable.
 -- relaxed: a lost claim is a redelivery, so it needs no fsync; set for this transaction only, and never in a caller's.
 WITH halted AS MATERIALIZED (
-    SELECT paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS whole,
+    SELECT most_running IS NOT NULL OR rate IS NOT NULL
+               OR paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS whole,
            CASE WHEN jsonb_typeof(paused_tasks) = 'object' THEN paused_tasks END AS tasks
     FROM {schema}.queue
-    WHERE name = %(queue)s::text AND (paused_at IS NOT NULL OR paused_tasks IS NOT NULL)
+    WHERE name = %(queue)s::text
+      AND (paused_at IS NOT NULL OR paused_tasks IS NOT NULL OR most_running IS NOT NULL OR rate IS NOT NULL)
 ), ready AS MATERIALIZED (
     SELECT j.id
     FROM unnest(%(floors)b::int8[]::int2[], %(ceilings)b::int8[]::int2[], %(after)b::int8[]) AS span(floor, ceiling, after)

@@ -154,9 +154,10 @@ FROM moved
 -- name: queue_agenda
 -- Seconds until the next lease ends, until the next job is due, until a lane is to be looked at, until a waiting job expires,
 -- until the next pause ends, until priorities age, and until what waits behind the job of its key is worth a look (0 or less:
--- now). One cheap look instead of seven statements that find nothing. first: a million rows of lanes that nobody has looked at
--- yet are not read for it. Infinity is a job that somebody parked by hand; greatest(): before PostgreSQL 17 nothing can be
--- subtracted from minus infinity.
+-- now); and the limits of the queue. One cheap look instead of eight statements that find nothing. Lanes: a row that is to be
+-- looked at now is the first thing that is found, so a million of them are not read; rows that wait for a token must not hide it,
+-- however many they are, and of those ten thousand are read. Infinity is a job that somebody parked by hand; greatest(): before
+-- PostgreSQL 17 nothing can be subtracted from minus infinity.
 SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
         FROM {schema}.lease
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text AND isfinite(expires_at)
@@ -168,10 +169,15 @@ SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
           AND run_at IS NOT NULL AND run_at < 'infinity'
         ORDER BY run_at
         LIMIT 1),
-       (SELECT extract(epoch FROM min(coalesce(due_at, 'epoch')) - clock_timestamp())::float8
-        FROM (SELECT due_at FROM {schema}.admission
-              WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
-              ORDER BY id LIMIT 100) AS first),
+       CASE WHEN (SELECT id FROM {schema}.admission
+                  WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+                    AND (due_at IS NULL OR due_at <= (SELECT clock_timestamp()))
+                  ORDER BY id LIMIT 1) IS NOT NULL THEN 0
+            ELSE (SELECT extract(epoch FROM min(due_at) - clock_timestamp())
+                  FROM (SELECT due_at FROM {schema}.admission
+                        WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
+                          AND due_at < 'infinity'
+                        ORDER BY id LIMIT 10000) AS first) END::float8,
        (SELECT extract(epoch FROM greatest(expires_at, 'epoch') - clock_timestamp())::float8
         FROM {schema}.job
         WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text
@@ -187,7 +193,8 @@ SELECT (SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
               FROM {schema}.job AS n
               WHERE queue = %(queue)s::text AND queue >= %(queue)s::text AND queue <= %(queue)s::text AND next_key IS NOT NULL
               ORDER BY queue, next_key
-              LIMIT 1000) AS behind)
+              LIMIT 1000) AS behind),
+       most_running, rate, burst
 FROM (SELECT 1) AS once
 LEFT JOIN (
     SELECT (SELECT min(seconds) FROM (
@@ -201,7 +208,8 @@ LEFT JOIN (
            CASE WHEN ageing IS NULL THEN NULL
                 WHEN ageing_level IS NOT NULL THEN 0
                 WHEN isfinite(aged_at) THEN greatest(least(ageing, 1e9) - extract(epoch FROM clock_timestamp() - aged_at), 0)
-                ELSE 0 END::float8 AS age_in
+                ELSE 0 END::float8 AS age_in,
+           most_running, rate, burst
     FROM {schema}.queue
     WHERE name = %(queue)s::text
 ) AS setting ON true

@@ -67,7 +67,8 @@ RETURNING id
 
 -- name: job_retry
 -- Back into the queue after an attempt: at once at the end of the line, or when `delays` (seconds) have passed.
--- spent: false gives the attempt back (snooze). At most ten errors are kept, the newest ones; what is no list (written by
+-- spent: false gives the attempt back (snooze). lost: it ran in a batch whose process has died; counted as
+--   a rescue counts it, since any job of the batch may have killed it, and must run alone from now on. At most ten errors are kept, the newest ones; what is no list (written by
 --   hand) is dropped.
 -- admitted: a job with an ordering key keeps its slot while it waits, so that nothing overtakes it; of the other lanes it gives
 --   it up.
@@ -85,7 +86,8 @@ WITH locked AS MATERIALIZED (
     FOR UPDATE
 ), asked AS (
     SELECT a.*
-    FROM unnest(%(ids)b::int8[], %(delays)b::float8[], %(spent)b::bool[], %(errors)b::text[]) AS a(id, delay, spent, error)
+    FROM unnest(%(ids)b::int8[], %(delays)b::float8[], %(spent)b::bool[], %(lost)b::bool[], %(errors)b::text[])
+         AS a(id, delay, spent, lost, error)
 ), moment AS MATERIALIZED (
     SELECT clock_timestamp() AS at
 ), gone AS (
@@ -113,6 +115,7 @@ WITH locked AS MATERIALIZED (
     UPDATE {schema}.job AS j
     SET lease_id = NULL,
         attempt = CASE WHEN a.spent THEN j.attempt ELSE j.attempt - 1 END,
+        lost = CASE WHEN a.lost THEN least(j.lost, 2147483646) + 1 ELSE j.lost END,
         run_at = CASE WHEN a.delay > 0 THEN at + a.delay * interval '1 second' END,
         admitted = CASE WHEN a.delay > 0 AND j.lane < 'o' THEN NULL ELSE j.admitted END,
         position = CASE WHEN a.delay > 0 THEN NULL ELSE nextval('{schema}.job_id_seq') END,

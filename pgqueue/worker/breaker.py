@@ -72,6 +72,17 @@ class Breaker:
                 if circuit.open:
                     self._tell(held.job, circuit.completed(held.job.token))
 
+    def finish_call(self, pairs: Sequence[tuple[Held, Outcome]]) -> None:
+        """The same for jobs that ran in one call. Learned from is the call, which failed when none of its jobs was
+        completed: one bad job must not count as often as there are jobs beside it."""
+        for held, outcome in pairs:
+            self.submit(held, outcome)
+        for wanted in (_is_completed, _is_failure, _is_any):
+            for held, outcome in pairs:
+                if wanted(outcome):
+                    self.finish(held, outcome, settled=True)
+                    return
+
     def due_in(self) -> float | None:
         """Seconds until the next probe of any queue; None when none is to be waited for."""
         due = [seconds for circuits in self.circuits.values() if (seconds := circuits.due_in()) is not None]
@@ -114,6 +125,18 @@ class Breaker:
     def _release(self, queue: str, task: str) -> None:
         for held in self.ledger.take_all(Phase.WAITING, queue=queue, task=task):
             self.submit(held, RELEASED)
+
+
+def _is_completed(outcome: Outcome) -> bool:
+    return outcome.kind is _COMPLETED
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    return failure_of(outcome) is not None
+
+
+def _is_any(outcome: Outcome) -> bool:
+    return True
 
 
 def _nobody() -> None: ...

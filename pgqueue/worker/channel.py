@@ -3,23 +3,27 @@
 | from the worker | |
 |---|---|
 | `hello` | what the child needs to be like its parent, and what to import |
-| `job`, `place`, `memory_limit`, `keep` | run this; keep what it returns for so many seconds, up to so many bytes |
-| `cancel` | the job with this token shall stop |
-| `superseded` | a newer job waits for the end of the one with this token |
+| `jobs`, `place`, `memory_limit`, `keep` | run this; keep what it returns for so many seconds, up to so many bytes |
+| `batch`, `timeout`, with the jobs | they are the jobs of one call of a task with this option; otherwise there is one job |
+| `cancel` | the jobs with these ids and tokens shall stop |
+| `superseded` | newer jobs wait for the end of those with these ids and tokens |
 | `extended` | the answer to `extend`: "" for yes, "lost", or an error |
 | `end` | leave |
 
 | from the child | |
 |---|---|
 | `ready` | the imports are over |
-| `began` | the job is taken up |
-| `extend`, `token` | the handler wants its lease extended by so many seconds |
-| `settling`, `token` | the handler settles its job itself, and how: the name of a `Stage` |
-| `progress`, `token` | percentage and message of the job's progress |
-| `missing`, `token` | its result cannot be stored |
-| `outcome`, `error`, `worn`, `settling` | what came of the job, the class of the error, and whether to end this process |
+| `began` | the jobs are taken up |
+| `extend` | the handler wants the lease of a job extended by so many seconds |
+| `settling` | the handler settles a job itself, and how: the name of a `Stage` |
+| `progress` | percentage and message of a job's progress |
+| `missing` | the result of a job cannot be stored |
+| `outcome`, `error`, `settling` | what came of a job, and the class of the error |
 | `frees`, with the outcome | what the handler settled frees a slot of a lane |
-| `problems` | with the outcome: what was wrong with the retry policy of the task |
+| `problems`, with the outcome | what was wrong with the retry policy of the task |
+| `over`, `worn`, with the last outcome | this was the last one; whether to end this process |
+
+What is about a job carries its `id` and its `token`.
 """
 
 from __future__ import annotations

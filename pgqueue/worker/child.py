@@ -19,12 +19,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pgqueue.batch import Batch, BatchJob
 from pgqueue.config import load_settings, validate_seconds
 from pgqueue.core import Core
 from pgqueue.current import CurrentJob, enter
@@ -34,6 +35,7 @@ from pgqueue.job import Job
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.task import BaseTask
 from pgqueue.worker import places
+from pgqueue.worker.batch_call import answers, begin_clock, call, call_async, fill_in, results
 from pgqueue.worker.channel import Channel, Message, outcome_message, read_job, unpack
 from pgqueue.worker.desk import Desk
 from pgqueue.worker.execution import check_result, limited, prepare, verdict
@@ -46,6 +48,8 @@ CONNECTIONS = 4
 """For the transaction blocks of one job, and the threads that it may start."""
 ANSWER = 60.0
 """Seconds that the parent may take for the round trip of an `extend`."""
+End = tuple[CurrentJob, Outcome, BaseException | None, list[str]]
+"""What came of a job, what it counts as having raised, and what was wrong with the retry policy of its task."""
 
 
 class Child:
@@ -56,11 +60,11 @@ class Child:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asking = threading.Lock()
-        self._current: CurrentJob | None = None
+        self._jobs: dict[tuple[int, int], CurrentJob] = {}
         self._cancel: Callable[[], object] | None = None
         self._settings: dict[str, Any] = {}
         self._keep: list[Any] | None = None
-        self._found: dict[tuple[str, ...], BaseTask[..., Any]] = {}  # a search through all modules, in the worst case
+        self._found: dict[tuple[str | int | None, ...], BaseTask[..., Any]] = {}
         self._desk: Desk | None = None
         self._trickle = Trickle(channel.send)
 
@@ -72,8 +76,8 @@ class Child:
             if "hello" in message:
                 self._prepare(message["hello"])
                 self._channel.send(ready=True)
-            elif "job" in message:
-                self._job(message)
+            elif "jobs" in message:
+                self._work(message)
             else:
                 return
 
@@ -89,15 +93,24 @@ class Child:
         if "extended" in message:
             self._answers.put(message["extended"])
         elif "superseded" in message:
-            if (current := self._current) is not None and current.token == message["superseded"]:
-                current.supersede()
+            running = self._jobs
+            for job_id, token in message["superseded"]:
+                if (current := running.get((job_id, token))) is not None:
+                    current.supersede()
         elif "cancel" not in message:
             self._inbox.put(message)
-        elif (current := self._current) is not None and current.token == message["cancel"]:
+        else:
+            self._cancel_jobs(message["cancel"])
+
+    def _cancel_jobs(self, named: list[tuple[int, int]]) -> None:
+        running = self._jobs
+        told = [current for job_id, token in named if (current := running.get((job_id, token))) is not None]
+        for current in told:
             current.cancel()
-            if (cancel := self._cancel) is not None:
-                with suppress(RuntimeError):  # its loop has just been closed: the job has ended
-                    cancel()
+        # Of a batch it ends when the last one is cancelled.
+        if told and (cancel := self._cancel) is not None and all(one.cancelled for one in running.values()):
+            with suppress(RuntimeError):  # its loop has just been closed: the job has ended
+                cancel()
 
     def _prepare(self, hello: Message) -> None:
         sys.path[:], sys.argv[:] = unpack(hello["path"]), unpack(hello["argv"])
@@ -108,28 +121,46 @@ class Child:
                     importlib.import_module(name)
         ignore_stop_signals()  # once more: what was imported may have put its own handlers in place
 
-    # One job
+    # One job, or the jobs of one batch
 
-    def _job(self, message: Message) -> None:
-        job = read_job(message["job"])
+    def _work(self, message: Message) -> None:
+        jobs = list(map(read_job, message["jobs"]))
         self._keep = message["keep"]
-        current = self._current = CurrentJob(job, self._extend, self._own_desk())
-        self._channel.send(began=job.token)
-        problems: list[str] = []
-        outcome, error = self._call(job, current, message, problems)
-        self._current = self._cancel = None
+        desk = self._own_desk()
+        if message["batch"] is None:
+            current = CurrentJob(jobs[0], self._extend, desk)
+            self._began([current])
+            problems: list[str] = []
+            ended: list[End] = [(current, *self._call(jobs[0], current, message, problems), problems)]
+        else:
+            members = [BatchJob(job, self._extend, desk) for job in jobs]
+            self._began(members)
+            ended = self._call_batch(members, message)
+        self._over(ended)
+
+    def _began(self, jobs: Sequence[CurrentJob]) -> None:
+        self._jobs = {(current.id, current.token): current for current in jobs}
+        self._channel.send(began=True)
+
+    def _over(self, ended: list[End]) -> None:
+        self._jobs, self._cancel = {}, None
         self._trickle.flush()
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        self._channel.send(
-            outcome=outcome_message(outcome),
-            error=None if error is None else one_line(describe(error).type),
-            worn=isinstance(error, MemoryError),
-            settling=current.stage.name,
-            frees=current.frees,
-            problems=problems,
-        )
+        worn = any(isinstance(error, MemoryError) for _, _, error, _ in ended)
+        for number, (current, outcome, error, problems) in enumerate(ended, 1):
+            last = {"over": True, "worn": worn} if number == len(ended) else {}
+            self._channel.send(
+                id=current.id,
+                token=current.token,
+                outcome=outcome_message(outcome),
+                error=None if error is None else one_line(describe(error).type),
+                settling=current.stage.name,
+                frees=current.frees,
+                problems=problems,
+                **last,
+            )
 
     def _own_desk(self) -> Desk:
         """What handlers ask for, made at the first job: the settings come with the hello."""
@@ -138,13 +169,57 @@ class Child:
                 load_settings(self._settings),
                 connections=CONNECTIONS,
                 keeps=lambda job: None if self._keep is None else float(self._keep[0]),
-                report=lambda job, percent, text: self._trickle.put({"progress": [percent, text], "token": job.token}),
-                missing=lambda job: self._channel.send(missing=True, token=job.token),
-                settling=lambda current: self._channel.send(settling=current.stage.name, token=current.token),
+                report=lambda job, percent, text: self._trickle.put(job, progress=[percent, text]),
+                missing=lambda job: self._channel.send(missing=True, id=job.id, token=job.token),
+                settling=lambda current: self._channel.send(
+                    settling=current.stage.name, id=current.id, token=current.token
+                ),
             )
         if self._keep is not None:
             self._desk.settings = dataclasses.replace(self._desk.settings, max_result_bytes=int(self._keep[1]))
         return self._desk
+
+    def _returned(self, current: CurrentJob, value: object) -> Outcome:
+        return COMPLETED if self._keep is None else self._own_desk().returned(current, value)
+
+    def _call_batch(self, jobs: list[BatchJob], message: Message) -> list[End]:
+        """As _call, for the jobs of a batch; those whose arguments cannot be read fail alone."""
+        try:
+            task = self._find(jobs[0].task, message["place"], message["batch"])
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
+            return [(job, verdict(job.job, error, prepared=False), error, []) for job in jobs]
+        ended: list[End] = []
+        ready: list[BatchJob] = []
+        for job in jobs:
+            try:
+                fill_in(task, job)
+            except BaseException as error:  # noqa: BLE001 - as above
+                ended.append((job, verdict(job.job, error, prepared=False), error, []))
+            else:
+                ready.append(job)
+        return ended + self._answered(task, Batch(ready), message) if ready else ended
+
+    def _answered(self, task: BaseTask[..., Any], batch: Batch, message: Message) -> list[End]:
+        timeout, value, failed = message["timeout"], None, None
+        begin_clock(batch, timeout)
+        try:
+            with limited_memory(message["memory_limit"]):
+                if task.is_async:
+                    value = asyncio.run(self._awaited(call_async(task, batch, timeout), None, batch))
+                else:
+                    value = call(task, batch)
+        except BaseException as error:  # noqa: BLE001 - as above
+            failed = error
+        ended: list[End] = []
+        kept = results(batch, value, keeps=self._keep is not None)
+        for (job, said), result in zip(answers(batch, failed), kept, strict=True):
+            problems: list[str] = []
+            if said is None:
+                outcome = self._returned(job, result)
+            else:
+                outcome = verdict(job.job, said, prepared=True, task=task, tell=problems.append)
+            ended.append((job, outcome, said, problems))
+        return ended
 
     def _call(
         self, job: Job, current: CurrentJob, message: Message, problems: list[str]
@@ -158,24 +233,23 @@ class Child:
                 chain = task.chain
                 if task.is_async and chain is not None and chain.runs_async:
                     work = through_async(chain.runs_async, current, task.function, args, kwargs)
-                    result = context.run(asyncio.run, self._awaited(work, current))
+                    result = context.run(asyncio.run, self._awaited(work, job.timeout, current))
                 elif task.is_async:
-                    result = context.run(asyncio.run, self._awaited(task.function(*args, **kwargs), current))
+                    work = task.function(*args, **kwargs)
+                    result = context.run(asyncio.run, self._awaited(work, job.timeout, current))
                 elif chain is not None and chain.runs:
                     result = context.run(through, chain.runs, current, task.function, args, kwargs)
                 else:
                     result = context.run(task.function, *args, **kwargs)
                     check_result(result)
-            if self._keep is not None:
-                return self._own_desk().returned(current, result), None
+            return self._returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
             return verdict(job, error, prepared=task is not None, task=task, tell=problems.append), error
-        return COMPLETED, None
 
-    def _find(self, name: str, place: list[str]) -> BaseTask[..., Any]:
-        if (task := self._found.get((name, *place))) is None:
+    def _find(self, name: str, place: list[str], batch: int | None = None) -> BaseTask[..., Any]:
+        if (task := self._found.get((name, batch, *place))) is None:
             with _importing():
-                task = self._found[name, *place] = places.Place(*place).find(name)
+                task = self._found[name, batch, *place] = places.Place(*place).find(name, batch)
         app = getattr(task, "app", None)
         if isinstance(app, Core):
             self._move(app)
@@ -188,21 +262,21 @@ class Child:
             app.settings = dataclasses.replace(app.settings, **wanted)
             app._pool.settings = app.settings  # type: ignore[attr-defined]
 
-    async def _awaited(self, work: Any, current: CurrentJob) -> Any:
+    async def _awaited(self, work: Any, timeout: float | None, running: CurrentJob | Batch) -> Any:
         task = asyncio.current_task()
         if task is not None:
             self._cancel = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-            if current.cancelled:  # it was asked for before there was anything to cancel
+            if running.cancelled:  # it was asked for before there was anything to cancel
                 task.cancel()
         try:
-            return await limited(work, current.job.timeout)
+            return await limited(work, timeout)
         finally:
             if self._desk is not None:
                 await self._desk.close_async()  # its connections belong to this loop, which ends with the job
 
     def _extend(self, job: Job, seconds: float) -> None:
         with self._asking:
-            self._channel.send(extend=validate_seconds("seconds", seconds), token=job.token)
+            self._channel.send(extend=validate_seconds("seconds", seconds), id=job.id, token=job.token)
             try:
                 answer = self._answers.get(timeout=ANSWER)
             except queue.Empty:

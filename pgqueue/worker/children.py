@@ -6,7 +6,6 @@ A job that kills its process costs itself an attempt, and nobody else anything.
 from __future__ import annotations
 
 import functools
-import math
 import os
 import queue
 import socket
@@ -17,29 +16,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pgqueue.current import Stage
-from pgqueue.errors import ConfigurationError, LeaseLost
-from pgqueue.failure import one_line
+from pgqueue.errors import ConfigurationError
 from pgqueue.job import Job
-from pgqueue.outcome import RELEASED, Outcome
+from pgqueue.outcome import RELEASED
 from pgqueue.task import PROCESS
 from pgqueue.worker import platform
-from pgqueue.worker.channel import Message, pack, read_outcome
+from pgqueue.worker.batch_call import BatchCall, rescue
+from pgqueue.worker.batches import Group
+from pgqueue.worker.channel import Message, pack
 from pgqueue.worker.child_process import ChildGone, ChildProcess
-from pgqueue.worker.execution import WORKER_LOST, Runner, heeding, judge, lost, tell_missing
-from pgqueue.worker.ledger import Held, Phase
+from pgqueue.worker.execution import WORKER_LOST, Runner, judge, lost
+from pgqueue.worker.ledger import Held
 from pgqueue.worker.places import Places
+from pgqueue.worker.talk import Result, Talk
 
 IDLE = 60.0
 """Seconds after which a child that had nothing to do is let go."""
-BOOT = 120.0
-"""Seconds that a child may take to import the application."""
 BOOTS = max(1, (os.cpu_count() or 2) // 2)
 """Children that may start at once."""
-UNWIND = 1.0
-"""Seconds that an `async def` past its timeout, and a job whose lease is lost, get before their process is killed."""
-Result = tuple[Outcome, str | None]
-"""What came of a job, and the class of its error."""
 
 
 class ChildRunner(Runner):
@@ -49,7 +43,7 @@ class ChildRunner(Runner):
         super().__init__(*shared, **more)
         self.places = places
         self.giving_back = False
-        self.buffer: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
+        self.buffer: queue.SimpleQueue[Held | Group | None] = queue.SimpleQueue()
         self.count = 0
         self.seconds = 0.0
         self._changing = threading.Lock()
@@ -64,11 +58,11 @@ class ChildRunner(Runner):
         poison = job.lost > 0 and not platform.lacks() and self.places.get(job.task) is not None
         return task.defaults.isolation == PROCESS or poison
 
-    def submit(self, helds: Sequence[Held]) -> None:
-        """Hand jobs over."""
+    def submit(self, items: Sequence[Held | Group]) -> None:
+        """Hand jobs or batches over."""
         with self._changing:
-            for held in helds:
-                self.buffer.put(held)
+            for item in items:
+                self.buffer.put(item)
             self._add_seats()
 
     def booted(self) -> None:
@@ -78,7 +72,7 @@ class ChildRunner(Runner):
 
     def _add_seats(self) -> None:
         # Few at a time: ten that start at once are all late, and what one of them does in a moment waits for it meanwhile.
-        free = sum(seat.held is None for seat in self._seats)
+        free = sum(not seat.helds for seat in self._seats)
         booting = sum(not seat.up for seat in self._seats)
         wanted = min(self.buffer.qsize() - free, self.concurrency - len(self._seats), BOOTS - booting)
         for _ in range(0 if self.giving_back else wanted):
@@ -93,16 +87,16 @@ class ChildRunner(Runner):
             seat.ring()
 
     def running(self) -> int:
-        """How many jobs are in a child now."""
-        return sum(seat.held is not None for seat in self._seats)
+        """How many jobs or batches are in a child now."""
+        return sum(bool(seat.helds) for seat in self._seats)
 
     def waiting(self) -> int:
-        """How many jobs wait in the buffer."""
+        """How many jobs or batches wait in the buffer."""
         return self.buffer.qsize()
 
     def held(self) -> list[Held]:
         """The jobs that are in a child now."""
-        return [held for seat in self._seats if (held := seat.held) is not None]
+        return [held for seat in self._seats for held in seat.helds]
 
     def give_back(self, seconds: float) -> None:
         """Kill the children that are in a job, and release these jobs. In this order, so that no other run overlaps: a child
@@ -127,8 +121,8 @@ class ChildRunner(Runner):
         for seat in self._leaving:
             seat.join(max(0.0, end - time.monotonic()))
 
-    def next(self, seat: _Seat) -> Held | None:
-        """The next job for this seat; None when it is to end: the worker stops, or nothing has come for a while."""
+    def next(self, seat: _Seat) -> Held | Group | None:
+        """The next job or batch for this seat; None when it is to end: the worker stops, or nothing has come for a while."""
         with suppress(queue.Empty):
             return self.buffer.get(timeout=IDLE)
         with self._changing:
@@ -171,7 +165,7 @@ class _Seat:
 
     def __init__(self, runner: ChildRunner, number: int) -> None:
         self.runner = runner
-        self.held: Held | None = None
+        self.helds: Sequence[Held] = ()
         self.up = False
         self._child: ChildProcess | None = None
         self._bell, self._cord = socket.socketpair()
@@ -191,9 +185,8 @@ class _Seat:
 
     def _run(self) -> None:
         try:
-            while (held := self.runner.next(self)) is not None:
-                self.held = held
-                self._job(held)
+            while (item := self.runner.next(self)) is not None:
+                self._turn(item)
         finally:
             self.runner.forget(self)
             if self._child is not None:
@@ -201,51 +194,74 @@ class _Seat:
             self._bell.close()
             self._cord.close()
 
-    def _job(self, held: Held) -> None:
+    def _turn(self, item: Held | Group) -> None:
         runner, began = self.runner, time.monotonic()
-        held.stop = self
+        self.helds = (item,) if isinstance(item, Held) else item.helds
         try:
-            if runner.begin(held) is not None:
-                outcome, error = self._attempt(held)
-                if runner.ledger.take(held):
-                    runner.finish_or_doubt(held, outcome, error)
+            if isinstance(item, Held):
+                self._job(item)
+            else:
+                self._batch(item)
         except BaseException as error:  # noqa: BLE001 - whatever escapes, the seat lives and the job gets an outcome
             self._kill()
-            runner.rescue(held, error)
+            rescue(runner, item, error)
         finally:
             runner.clock(time.monotonic() - began)
-            self.held = None
+            self.helds = ()
             if not self.up:
                 self.up = True  # it did not come up, or had nothing to run: the next one may try beside it
                 runner.booted()
         if runner.waiting() <= runner.low_mark:
             runner.hungry()
 
-    def _attempt(self, held: Held) -> Result:
-        """Run the job in a child. Every way out but an outcome leaves no process behind."""
+    def _job(self, held: Held) -> None:
+        held.stop = self
+        if self.runner.begin(held) is not None:
+            [(outcome, error)] = self._attempt([held])
+            if self.runner.ledger.take(held):
+                self.runner.finish_or_doubt(held, outcome, error)
+
+    def _batch(self, group: Group) -> None:
+        call = BatchCall(self.runner, group, stop=self, decode=False)
+        if call.batch:
+            self.helds = call.helds
+            ended = self._attempt(call.helds, batch=group.task.defaults.batch, timeout=call.timeout)
+            call.settle([(held, *result) for held, result in zip(call.helds, ended, strict=True)])
+
+    def _attempt(
+        self, helds: Sequence[Held], *, batch: int | None = None, timeout: float | None = None
+    ) -> list[Result]:
+        """Run a job, or the jobs of a batch, in a child. Every way out but outcomes leaves no process behind."""
         while True:
             fresh = self._child is None
-            talk = _Talk(self.runner, held)
+            talk = Talk(self.runner, helds, batch=batch, timeout=timeout)
             try:
-                return self._talk(talk)
+                self._talk(talk)
             except ChildGone as gone:
                 self._kill()
-                if self.runner.giving_back:
-                    return RELEASED, None
-                if fresh or talk.began:
-                    return lost(held, str(gone), prepared=talk.began), WORKER_LOST
-                # A child that died between two jobs has nothing to do with this one.
+                if not self.runner.giving_back and not fresh and not talk.began:
+                    continue  # a child that died between two jobs has nothing to do with this one
+                return [talk.results.get(held.job.id) or self._lost(held, talk, str(gone)) for held in helds]
             except TimeoutError as error:
                 self._kill()
                 plain = TimeoutError(str(error))  # without our own traceback
-                task = self.runner.registry.get(held.job.task)
-                tell = functools.partial(self.runner.broken_policy, held)
-                return judge(held, plain, prepared=True, task=task, tell=tell), "TimeoutError"
+                return [talk.results.get(held.job.id) or self._late(held, plain) for held in helds]
             except ConfigurationError as error:
-                return judge(held, error, prepared=False), "ConfigurationError"
+                return [(judge(held, error, prepared=False), "ConfigurationError") for held in helds]
+            return [talk.results.get(held.job.id, (RELEASED, None)) for held in helds]
 
-    def _talk(self, talk: _Talk) -> Result:
-        place = self.runner.places.of(talk.held.job.task)
+    def _lost(self, held: Held, talk: Talk, how: str) -> Result:
+        if self.runner.giving_back:
+            return RELEASED, None
+        return lost(held, how, prepared=talk.began, apart=talk.batch is not None), WORKER_LOST
+
+    def _late(self, held: Held, error: TimeoutError) -> Result:
+        task = self.runner.registry.get(held.job.task)
+        tell = functools.partial(self.runner.broken_policy, held)
+        return judge(held, error, prepared=True, task=task, tell=tell), "TimeoutError"
+
+    def _talk(self, talk: Talk) -> None:
+        place = self.runner.places.of(talk.task_name)
         if self._child is None:
             self._child = ChildProcess(self._bell, largest_result=self.runner.desk.settings.max_result_bytes)
             self._child.send(hello=self.runner.hello())
@@ -254,127 +270,11 @@ class _Seat:
         if not self.up:
             self.up = True
             self.runner.booted()
-        result, worn = talk.run(self._child, place)
-        if worn:
+        if talk.run(self._child, place):
             child, self._child = self._child, None
             child.end()
-        return result
 
     def _kill(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-
-
-class _Talk:
-    """The conversation with a child about one job."""
-
-    def __init__(self, runner: ChildRunner, held: Held) -> None:
-        self.runner = runner
-        self.held = held
-        self.began = False
-        self._asked = self._doomed = self._said = False
-        self._end = time.monotonic() + BOOT
-        self._why = ""
-
-    def run(self, child: ChildProcess, place: Sequence[str]) -> tuple[Result, bool]:
-        """Until there is an outcome, and whether the child should run no other job. ChildGone, or TimeoutError."""
-        job = self.held.job
-        if self.held.phase is not Phase.RUNNING:  # its lease was lost while the child started
-            return (RELEASED, None), False
-        task = self.runner.registry.get(job.task)
-        limit = None if task is None else task.defaults.memory_limit
-        child.send(job=list(job), place=list(place), memory_limit=limit, keep=self._keep())
-        self._limit(time.monotonic() + BOOT, "")
-        while True:
-            for message in self.listen(child):
-                if "began" in message:
-                    self.began = True
-                    self._count_from_now(slack=UNWIND if task is not None and task.is_async else 0.0)
-                elif "extend" in message:
-                    child.send(extended=self._extend(message))
-                elif "outcome" in message:
-                    self._settling(message)
-                    return self._outcome(message), bool(message.get("worn"))
-                elif "settling" in message or "progress" in message or "missing" in message:
-                    self._take(message)
-
-    def listen(self, child: ChildProcess) -> list[Message]:
-        """What the child says, or nothing when there is something else to see to."""
-        if self.runner.giving_back:
-            raise ChildGone("the worker stops")
-        if self.began:
-            self._pass_on(child)
-        if time.monotonic() >= self._end:
-            if self.began:
-                raise TimeoutError(f"the job {self._why}: its process was killed")
-            raise ChildGone(f"its process was not ready within {BOOT:g} s")
-        return child.receive(self._end)
-
-    def _pass_on(self, child: ChildProcess) -> None:
-        lease_lost = self.held.phase is Phase.LOST
-        if not self._asked and (lease_lost or self.held.cancel_requested):
-            self._asked = True
-            child.send(cancel=self.held.job.token)
-        if self.held.superseded and not self._said:
-            self._said = True
-            child.send(superseded=self.held.job.token)
-        if lease_lost and not self._doomed:
-            self._doomed = True
-            self._limit(min(self._end, time.monotonic() + UNWIND), "went on after its lease was lost")
-
-    def _count_from_now(self, *, slack: float) -> None:
-        timeout = self.held.job.timeout
-        if timeout is None:
-            self._limit(math.inf, "")
-        else:
-            self._limit(time.monotonic() + timeout + slack, f"ran for longer than its timeout of {timeout:g} s")
-
-    def _limit(self, end: float, why: str) -> None:
-        self._end, self._why = end, why
-
-    def _extend(self, message: Message) -> str:
-        if message.get("token") != self.held.job.token:
-            return "lost"  # asked for by something that an earlier job has left behind
-        try:
-            self.runner.extend(self.held.job, float(message["extend"]))
-        except LeaseLost:
-            return "lost"
-        except Exception as error:  # noqa: BLE001 - the handler gets it
-            return one_line(f"{type(error).__name__}: {error!s}", 500)
-        return ""
-
-    def _keep(self) -> list[float] | None:
-        task = self.runner.registry.get(self.held.job.task)
-        if task is None or task.keeps is None:
-            return None
-        return [task.keeps, self.runner.desk.settings.max_result_bytes]
-
-    def _take(self, message: Message) -> None:
-        """What the job says of itself, unless an earlier one has left it behind."""
-        if message.get("token") != self.held.job.token:
-            return
-        if "missing" in message:
-            tell_missing(self.runner.events, self.held.job)
-        elif "progress" in message and self.held.current is not None:
-            with suppress(ConfigurationError, TypeError, ValueError):
-                percent, text = message["progress"]
-                self.runner.desk.progress(self.held.current, percent, text)
-        else:
-            self._settling(message)
-
-    def _settling(self, message: Message) -> None:
-        stage = str(message.get("settling"))
-        if self.held.current is not None and stage in Stage.__members__:
-            self.held.current.note(Stage[stage])
-            self.held.current.frees = message.get("frees") is True
-
-    def _outcome(self, message: Message) -> Result:
-        try:
-            outcome = read_outcome(message["outcome"])
-        except (ValueError, TypeError) as error:
-            raise ChildGone("its process has said something that is no outcome") from error
-        for problem in message.get("problems") or ():
-            self.runner.broken_policy(self.held, one_line(str(problem)))
-        kind = message.get("error")
-        return heeding(self.held, outcome), None if kind is None else one_line(str(kind))

@@ -15,6 +15,8 @@ from pgqueue.current import CurrentJob, enter
 from pgqueue.drivers.pool import is_proactor
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.task import BaseTask
+from pgqueue.worker.batch_call import BatchCall, rescue
+from pgqueue.worker.batches import Group
 from pgqueue.worker.execution import Runner, limited, prepare
 from pgqueue.worker.ledger import Held
 from pgqueue.worker.wrapping import through_async
@@ -30,7 +32,7 @@ class CoroutineRunner(Runner):
         super().__init__(*shared, **more)
         self.count = 0
         self.seconds = 0.0
-        self._waiting: deque[Held] = deque()
+        self._waiting: deque[Held | Group] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._ended = False
         self._loop = _new_loop()
@@ -40,24 +42,26 @@ class CoroutineRunner(Runner):
         """Start the thread and its loop."""
         self._thread.start()
 
-    def submit(self, helds: Sequence[Held]) -> None:
-        """Hand jobs over, from any thread."""
+    def submit(self, items: Sequence[Held | Group]) -> None:
+        """Hand jobs or batches over, from any thread."""
         # Counted at once: a loop that is blocked by a handler accepts nothing, and must not look hungry.
-        self._waiting.extend(helds)
+        self._waiting.extend(items)
         self._loop.call_soon_threadsafe(self._fill)
 
     def cancel(self, held: Held) -> None:
-        """Cancel the asyncio task of a running job, from any thread."""
+        """Cancel the asyncio task of a running job, or of a batch whose last job this is, from any thread."""
         task = held.stop
         if isinstance(task, asyncio.Task):
             self._loop.call_soon_threadsafe(task.cancel)
+        elif isinstance(task, BatchCall):
+            task.cancel()
 
     def running(self) -> int:
-        """How many jobs run now."""
+        """How many jobs or batches run now."""
         return len(self._running)
 
     def waiting(self) -> int:
-        """How many jobs wait in the buffer."""
+        """How many jobs or batches wait in the buffer."""
         return len(self._waiting)
 
     def idle(self) -> bool:
@@ -96,9 +100,9 @@ class CoroutineRunner(Runner):
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.concurrency:
-            held = self._waiting.popleft()
-            task = self._loop.create_task(self._job(held), context=contextvars.copy_context())
-            held.stop = task
+            item = self._waiting.popleft()
+            task = self._loop.create_task(self._job(item), context=contextvars.copy_context())
+            item.stop = task
             self._running.add(task)
             task.add_done_callback(self._done)
 
@@ -108,11 +112,19 @@ class CoroutineRunner(Runner):
         if len(self._waiting) <= self.low_mark:
             self.hungry()
 
-    async def _job(self, held: Held) -> None:
+    async def _job(self, item: Held | Group) -> None:
         try:
-            await self._guarded(held)
+            await (self._guarded(item) if isinstance(item, Held) else self._batch(item))
         except BaseException as error:  # noqa: BLE001 - whatever escapes, the loop lives and the job gets an outcome
-            self.rescue(held, error)
+            rescue(self, item, error)
+
+    async def _batch(self, group: Group) -> None:
+        began = time.monotonic()
+        call = BatchCall(self, group)
+        if call.batch:
+            await call.run_async()
+            self.count += 1
+            self.seconds += time.monotonic() - began
 
     async def _guarded(self, held: Held) -> None:
         current = self.begin(held)

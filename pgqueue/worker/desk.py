@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgqueue.config import Settings
@@ -21,6 +21,13 @@ MESSAGE_BYTES = 200
 NO_VALUE = "it was completed in a transaction block, and no set_result(…) came before the end of that"
 Report = Callable[[Job, float | None, str], None]
 """Where progress goes: the job, the percentage if there is one, and the message."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoResult:
+    """Stands for a result that is not there: why."""
+
+    reason: str
 
 
 class Desk:
@@ -49,9 +56,9 @@ class Desk:
         self._missing = missing
         self._settling = settling
 
-    def transaction(self, current: CurrentJob, using: Any) -> Block:
+    def transaction(self, jobs: Sequence[CurrentJob], using: Any) -> Block:
         """See `CurrentJob.transaction`."""
-        return Block(self, current, using)
+        return Block(self, jobs, using)
 
     def settling(self, current: CurrentJob) -> None:
         """See `pgqueue.current.Desk`."""
@@ -72,6 +79,9 @@ class Desk:
         chosen = value if current.result is UNSET else current.result
         if chosen is UNSET:
             return Kept(seconds, None, NO_VALUE)
+        if isinstance(chosen, NoResult):
+            self._missing(current.job)
+            return Kept(seconds, None, chosen.reason)
         kept = keep(chosen, seconds=seconds, max_bytes=self.settings.max_result_bytes)
         if kept.error is not None:
             self._missing(current.job)

@@ -21,11 +21,12 @@ BATCH = 500
 
 class Doubt(NamedTuple):
     """`outcome` holds only if the handler's own settling has not become true. `error` is the class of what it raised, None
-    where it returned."""
+    where it returned. `counts`: what becomes of it is to be learned from; of the jobs of one call only the first is."""
 
     held: Held
     outcome: Outcome
     error: str | None
+    counts: bool = True
 
 
 class Doubts:

@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import inspect
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from pgqueue import rules
 from pgqueue.current import CurrentJob, Stage
@@ -34,6 +34,7 @@ NOT_COMMITTED = "the handler completed its job in a transaction, and that was no
 _WORKER: Final = Stage.WORKER
 Finish = Callable[[Held, Outcome], None]
 Extend = Callable[[Job, float], None]
+CurrentT = TypeVar("CurrentT", bound=CurrentJob)
 
 
 def prepare(
@@ -115,14 +116,16 @@ def heeding(held: Held, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def lost(held: Held, how: str, *, prepared: bool) -> Outcome:
-    """The outcome of an attempt whose process has gone; `how` says how. It reads as if a rescue had written it."""
+def lost(held: Held, how: str, *, prepared: bool, apart: bool = False) -> Outcome:
+    """The outcome of an attempt whose process has gone; `how` says how. It reads as if a rescue had written it. `apart`:
+    a job of a batch, any of which may be to blame: it runs alone from now on."""
     outcome = judge(held, TaskError(how), prepared=prepared)
     if outcome.error_json is None:
         return outcome
     failure = Failure(type=WORKER_LOST, message=f"worker lost: {how}")
     reason = "worker lost" if outcome.kind is OutcomeKind.DEAD else None
-    return dataclasses.replace(outcome, error_json=failure.to_json(attempt=held.job.attempt), reason=reason)
+    error_json = failure.to_json(attempt=held.job.attempt)
+    return dataclasses.replace(outcome, error_json=error_json, reason=reason, lost=apart)
 
 
 def _decide(job: Job, error: BaseException) -> Outcome:
@@ -172,9 +175,10 @@ class Runner:
         *,
         concurrency: int,
         finish: Finish,
+        finish_call: Callable[[Sequence[tuple[Held, Outcome]]], None],
         extend: Extend,
         hungry: Callable[[], None],
-        doubt: Callable[[Held, Outcome, str | None], None],
+        doubt: Callable[[Held, Outcome, str | None, bool], None],
         desk: Desk,
     ) -> None:
         self.registry = registry
@@ -182,6 +186,7 @@ class Runner:
         self.events = events
         self.concurrency = concurrency
         self.finish = finish
+        self.finish_call = finish_call
         self.extend = extend
         self.hungry = hungry
         self.doubt = doubt
@@ -191,7 +196,11 @@ class Runner:
 
     def begin(self, held: Held) -> CurrentJob | None:
         """What the handler will see of its job; None when the job is not to be run here (any more)."""
-        current = CurrentJob(held.job, self.extend, self.desk)
+        return self.begin_as(CurrentJob, held)
+
+    def begin_as(self, kind: Callable[[Job, Extend, Desk], CurrentT], held: Held) -> CurrentT | None:
+        """The same, as an object of this kind."""
+        current = kind(held.job, self.extend, self.desk)
         start = self.ledger.begin(held, current)
         if start is Start.GIVE_BACK:
             self.finish(held, RELEASED)
@@ -223,15 +232,21 @@ class Runner:
     def finish_or_doubt(self, held: Held, outcome: Outcome, error: str | None) -> None:
         """The same where the job is taken and the class of the error is known as text. What a handler has settled itself the
         settler looks into: the outcome holds only if that has not become true."""
-        current = held.current
-        if current is None or not current.settled:
+        if not self.doubted(held, outcome, error):
             self.finish(held, outcome)
             if error is not None:
                 tell_failed(self.events, held, outcome, error)
-            return
+
+    def doubted(self, held: Held, outcome: Outcome, error: str | None, *, counts: bool = True) -> bool:
+        """Whether the handler has settled this job itself, so that the settler looks into it. `counts`: what it finds is
+        something to learn from."""
+        current = held.current
+        if current is None or not current.settled:
+            return False
         if outcome.kind is OutcomeKind.COMPLETED:
             outcome = judge(held, TaskError(NOT_COMMITTED), prepared=True)
-        self.doubt(held, outcome, error)
+        self.doubt(held, outcome, error, counts)
+        return True
 
     def raised(self, held: Held, task: BaseTask[..., Any] | None, error: BaseException) -> Outcome:
         """The outcome of a run that raised; `task` None where its function was not reached."""

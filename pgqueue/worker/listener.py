@@ -15,6 +15,7 @@ from psycopg import sql
 from pgqueue.drivers.execute import SyncConnection
 from pgqueue.events import Bus
 from pgqueue.ops.schedule import NOTICE
+from pgqueue.ops.topic import NOTICE as TOPICS_NOTICE
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
 
@@ -24,7 +25,7 @@ PROBE_EVERY = 30.0
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ears:
     """What a listener does with what it hears: jobs are ready, due soon, to be cancelled, a lane has changed, schedules were
-    changed; or it is our own hello."""
+    changed, there is something to replay; or it is our own hello."""
 
     ready: Callable[[], None]
     due: Callable[[], None]
@@ -32,6 +33,7 @@ class Ears:
     cancelled: Callable[[], None]
     say_hello: Callable[[], None]
     schedules: Callable[[], None]
+    topics: Callable[[], None]
 
 
 class Listener(Loop):
@@ -65,6 +67,7 @@ class Listener(Loop):
             **{f"key {queue}": functools.partial(ears.keys, queue) for queue in queues},
             f"hello {worker_id}": self._heard,
             NOTICE: ears.schedules,
+            TOPICS_NOTICE: ears.topics,
             **dict.fromkeys(queues, ears.ready),
         }
         self._listening = False
@@ -119,6 +122,7 @@ class Listener(Loop):
         self.ears.ready()
         self.ears.due()
         self.ears.schedules()
+        self.ears.topics()
 
     def _execute(self, connection: SyncConnection, statement: sql.SQL | sql.Composed) -> None:
         with self.link.watchdog.watching(connection, self.link.deadline):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from pgqueue.config import Settings
 from pgqueue.errors import SchemaError
 from pgqueue.events import Bus, EventName
+from pgqueue.limit import Limit
+from pgqueue.ops import Op
 from pgqueue.ops import admission as admission_ops
 from pgqueue.ops import ageing as ageing_ops
 from pgqueue.ops import expiry as expiry_ops
@@ -19,9 +20,12 @@ from pgqueue.ops import rescue as rescue_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import unique as unique_ops
 from pgqueue.ops import worker as worker_ops
+from pgqueue.ops.schedule import AFFIRM_EVERY
+from pgqueue.topic import Definition
 from pgqueue.version import SCHEMA_REVISION, __version__, runs_on
 from pgqueue.worker.link import Link
 from pgqueue.worker.loop import Loop
+from pgqueue.worker.topics import TopicKeeper
 
 PERIOD = 1.0
 QUIET_PERIOD = 4.0
@@ -46,8 +50,8 @@ def unfit_schema(link: Link) -> str | None:
 
 class Maintenance(Loop):
     """Rescue, promotion, expiry and ageing of the worker's queues about once a second, and earlier when a job is due;
-    adoption of orphans, old worker rows, expired results and the roll of the archive now and then. A schema on which this
-    version does not run any more ends the worker."""
+    topics every few seconds; adoption of orphans, old worker rows, expired results and the roll of the archive now and then.
+    A schema on which this version does not run any more ends the worker."""
 
     name: ClassVar[str] = "maintenance"
 
@@ -61,17 +65,23 @@ class Maintenance(Loop):
         events: Bus,
         wake: Callable[[], None],
         admit: Callable[[str], None],
+        limit: Callable[[str, Limit], None],
+        declare: Callable[[], Op[None]],
         hearing: Callable[[], bool],
         fatal: Callable[[str, BaseException], None],
+        subscriptions: Mapping[tuple[str, str], Definition],
     ) -> None:
         super().__init__(events, fatal)
         self.link = link
+        self.topics = TopicKeeper(link, subscriptions, channel, events, wake=wake, hearing=hearing)
         self.queues = queues
         self.settings = settings
         self.channel = channel
         self.quiet_period = min(QUIET_PERIOD, max(PERIOD, lease / 5))
         self.wake = wake
         self.admit = admit
+        self.limit = limit
+        self.declare = declare
         self.hearing = hearing
         self._poked = threading.Event()
         self._schema_at = time.monotonic() + REPAIR_EVERY
@@ -79,6 +89,7 @@ class Maintenance(Loop):
         self._repair_from: dict[str, str] = {}
         self._resumes: dict[str, float] = {}
         self._roll_at = time.monotonic() + random.uniform(0.0, 10.0)
+        self._declare_at = time.monotonic() + AFFIRM_EVERY * random.uniform(0.8, 1.0)
 
     def turn(self) -> None:
         """Look at every queue, then wait for the next due time or the period, whichever is first."""
@@ -96,10 +107,15 @@ class Maintenance(Loop):
         if failure is not None:
             raise failure
         self._now_and_then()
-        self._poked.wait(pause)
+        self._poked.wait(min(pause, max(0.01, self.topics.tend())))
 
     def poke(self) -> None:
         """Look now: something is due soon."""
+        self._poked.set()
+
+    def poke_topics(self) -> None:
+        """Look now: there is something to replay."""
+        self.topics.poke()
         self._poked.set()
 
     def stop(self) -> None:
@@ -124,6 +140,7 @@ class Maintenance(Loop):
     def _tend(self, queue: str) -> float:
         """Do what is to be done now; returns the seconds until there is more, infinity when nothing is known."""
         agenda = self.link.run(rescue_ops.agenda(queue))
+        self.limit(queue, agenda.limit)
         if agenda.expires_in is not None and agenda.expires_in < 0:
             self._rescue(queue)
         self._mind_pauses(queue, agenda.resume_in)
@@ -142,10 +159,8 @@ class Maintenance(Loop):
             agenda = self.link.run(rescue_ops.agenda(queue))
         if agenda.admission_in is not None and agenda.admission_in <= 0:
             self.admit(queue)
-        ahead = [seconds for seconds in agenda if seconds is not None and seconds > 0]
-        if free and not followed:
-            ahead.append(TAKEN)
-        return min(ahead, default=math.inf)
+        next_in = agenda.next_in()
+        return min(next_in, TAKEN) if free and not followed else next_in
 
     def _rescue(self, queue: str) -> None:
         rescued = self.link.run(rescue_ops.rescue(queue, archive=self.settings.archive, channel=self.channel))
@@ -202,6 +217,9 @@ class Maintenance(Loop):
             self._prune_at = now + REPAIR_EVERY * random.uniform(0.8, 1.2)
             if self.link.run(result_ops.prune()):
                 self._prune_at = now  # there is more than one piece of it
+        if now >= self._declare_at:
+            self._declare_at = now + AFFIRM_EVERY * random.uniform(0.8, 1.0)
+            self.link.run(self.declare())
         if now >= self._roll_at:
             self._roll_at = now + ARCHIVE_EVERY * random.uniform(0.8, 1.2)
             self.link.run(rescue_ops.roll_archive(self.settings.archive_days))

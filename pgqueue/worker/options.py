@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 
 from pgqueue.config import validate_count, validate_name, validate_seconds
 from pgqueue.errors import ConfigurationError
+from pgqueue.ops.worker import Identity
+from pgqueue.version import __version__
 
 BEATS_PER_LEASE = 3
 
@@ -60,3 +64,16 @@ class WorkerOptions:
         """Seconds that one database round trip of a control loop may take: less than the lease, so that a hung socket is
         noticed while there is still time to renew over another."""
         return max(0.5, min(10.0, self.lease / BEATS_PER_LEASE))
+
+    def identity(self, queues: list[str]) -> Identity:
+        """How a worker of this process that serves `queues` is known to others."""
+        hostname = socket.gethostname()
+        return Identity(
+            name=self.name or f"{hostname}:{os.getpid()}",
+            hostname=hostname,
+            pid=os.getpid(),
+            version=__version__,
+            queues=queues,
+            concurrency=self.concurrency,
+            lease=self.lease,
+        )

@@ -23,12 +23,15 @@ class Place(NamedTuple):
     module: str
     path: str
 
-    def find(self, name: str) -> BaseTask[..., Any]:
-        """Import the module and return the task, in the child process; raises whatever the import raises."""
+    def find(self, name: str, batch: int | None = None) -> BaseTask[..., Any]:
+        """Import the module and return the task, in the child process; raises whatever the import raises. `batch`: the
+        option of the task, where the name means only its function."""
         found: Any = importlib.import_module(self.module)
         for part in self.path.split("."):
             found = getattr(found, part)
-        return found if isinstance(found, BaseTask) else _registered(found) or BaseTask(found, name, TaskOptions())
+        if isinstance(found, BaseTask):
+            return found
+        return _registered(found) or BaseTask(found, name, TaskOptions(batch=batch))
 
 
 class Places:

@@ -60,6 +60,7 @@ class Settler(Loop):
         self.completed: dict[str, int] = {}
         self.relieved: Callable[[], None] = _nobody
         self.freed: Callable[[str], None] = _nobody
+        self.written: Callable[[str], None] = _nobody
         self.decided: Callable[[Held, Outcome], None] = _nobody
         self.succeeded: Callable[[], None] = _nobody
         self._doubts = Doubts()
@@ -70,10 +71,10 @@ class Settler(Loop):
         """Have this outcome written."""
         self._inbox.put((held, outcome))
 
-    def doubt(self, held: Held, outcome: Outcome, error: str | None = None) -> None:
+    def doubt(self, held: Held, outcome: Outcome, error: str | None = None, counts: bool = True) -> None:
         """The handler has settled this job itself. Once the database says whether that is true, `decided` is called with
-        what holds: completed, or else this outcome, which is then written."""
-        self._doubts.add(Doubt(held, outcome, error))
+        what holds: completed, or else this outcome, which is then written. Not called where it does not count."""
+        self._doubts.add(Doubt(held, outcome, error, counts))
         self._inbox.ring()
 
     def backlog(self) -> int:
@@ -133,12 +134,14 @@ class Settler(Loop):
     def _done(self, queue: str, done: Sequence[Doubt]) -> None:
         self._forget([one.held for one in done])
         self.settled += len(done)
+        self.written(queue)
         if any(one.held.current is not None and one.held.current.frees for one in done):
             self.freed(queue)
         blocks = [one for one in done if one.held.current is not None and one.held.current.stage is Stage.SETTLED]
         self.completed[queue] = self.completed.get(queue, 0) + len(blocks)
         for one in blocks:
-            self.decided(one.held, COMPLETED)
+            if one.counts:
+                self.decided(one.held, COMPLETED)
             if one.error is not None:
                 tell_failed(self.events, one.held, COMPLETED, one.error)
         if blocks and self.events.wanted(EventName.JOBS_SETTLED):
@@ -152,7 +155,8 @@ class Settler(Loop):
     def _undone(self, one: Doubt) -> None:
         """That transaction was not committed: the job is ours, and what came of its handler holds."""
         self._inbox.put((one.held, one.outcome))
-        self.decided(one.held, one.outcome)
+        if one.counts:
+            self.decided(one.held, one.outcome)
         if (error := one.error or failure_of(one.outcome)) is not None:
             tell_failed(self.events, one.held, one.outcome, error)
 
@@ -210,6 +214,7 @@ class Settler(Loop):
             for held in helds:
                 self._unsure.pop((held.job.id, held.job.token), None)
         self.settled += len(helds) - len(lost)
+        self.written(name)
         done = OutcomeKind.COMPLETED  # looked up once: per job it would cost more than the comparison
         completed = sum([outcome.kind is done for _, outcome in chosen])
         self.completed[name] = self.completed.get(name, 0) + completed

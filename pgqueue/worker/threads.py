@@ -11,13 +11,15 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgqueue.current import CurrentJob, enter
 from pgqueue.events import EventName
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.task import BaseTask
+from pgqueue.worker.batch_call import BatchCall, rescue
+from pgqueue.worker.batches import Group
 from pgqueue.worker.execution import Runner, check_result, prepare
 from pgqueue.worker.ledger import Held, Phase
 from pgqueue.worker.wrapping import through
@@ -30,7 +32,7 @@ class ThreadRunner(Runner):
     def __init__(self, *shared: Any, **more: Any) -> None:
         super().__init__(*shared, **more)
         self.limit: Callable[[float], None] = _nobody
-        self.buffer: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
+        self.buffer: queue.SimpleQueue[Held | Group | None] = queue.SimpleQueue()
         self._changing = threading.Lock()
         self._slots = [_Slot(self, number) for number in range(self.concurrency)]
         self._stuck: list[_Slot] = []
@@ -60,14 +62,14 @@ class ThreadRunner(Runner):
 
     def stuck(self) -> list[Held]:
         """The jobs of this worker that still run past their timeout."""
-        helds = [slot.held for slot in self._stuck if slot.busy]
-        return [held for held in helds if held is not None and held.phase is Phase.RUNNING]
+        helds = [held for slot in self._stuck if slot.busy for held in slot.helds]
+        return [held for held in helds if held.phase is Phase.RUNNING]
 
     def replace_stuck(self, now: float) -> int:
         """Put a new thread in the place of every one that is past its timeout, as long as there are at most `concurrency`
         stuck ones; returns how many there are."""
         for slot in self._slots:
-            if slot.deadline <= now and (held := slot.give_up()) is not None:
+            if slot.deadline <= now and (helds := slot.give_up()):
                 with self._changing:
                     self._stuck = [*self._stuck, slot]
                     stuck = len(self._stuck)
@@ -75,7 +77,8 @@ class ThreadRunner(Runner):
                     if stuck <= self.concurrency:
                         self._slots.append(successor := _Slot(self, slot.number, slot.count, slot.seconds))
                         successor.start()
-                self._tell(held, stuck)
+                for held in helds:
+                    self._tell(held, stuck)
                 self.hungry()
         return len(self._stuck)
 
@@ -95,7 +98,8 @@ class ThreadRunner(Runner):
 
 
 class _Slot:
-    """One thread. `deadline` is when its job comes to be past its timeout, infinity without one."""
+    """One thread. `helds`: what it runs, where that has a timeout. `deadline` is when it comes to be past that, infinity
+    without one."""
 
     def __init__(self, runner: ThreadRunner, number: int, count: int = 0, seconds: float = 0.0) -> None:
         self.runner = runner
@@ -104,7 +108,7 @@ class _Slot:
         self.count = count
         self.seconds = seconds
         self.deadline = math.inf
-        self.held: Held | None = None
+        self.helds: Sequence[Held] = ()
         self._replaced = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"pgqueue-runner-{number}", daemon=True)
@@ -112,14 +116,14 @@ class _Slot:
     def start(self) -> None:
         self._thread.start()
 
-    def give_up(self) -> Held | None:
-        """Stuck: the thread ends after this job. None when the job has ended just now."""
+    def give_up(self) -> Sequence[Held]:
+        """Stuck: the thread ends after these jobs. None when they have ended just now."""
         with self._lock:
             if self.deadline == math.inf:
-                return None
+                return ()
             self.deadline = math.inf
             self._replaced = True
-            return self.held
+            return self.helds
 
     def _run(self) -> None:
         buffer, runner = self.runner.buffer, self.runner
@@ -130,11 +134,14 @@ class _Slot:
             self.busy = True
             began = time.monotonic()
             try:
-                self._job(held, began)
+                if isinstance(held, Held):
+                    self._job(held, began)
+                else:
+                    self._batch(held, began)
             except BaseException as error:  # noqa: BLE001 - whatever escapes, the thread lives and the job gets an outcome
-                runner.rescue(held, error)
+                rescue(runner, held, error)
             finally:
-                if self.held is not None:
+                if self.helds:
                     self._in_time()
                 self.count += 1
                 self.seconds += time.monotonic() - began
@@ -148,18 +155,30 @@ class _Slot:
         if current is None:
             return
         timeout = held.job.timeout
-        if timeout is not None and timeout < math.inf:
-            self.held = held
-            self.deadline = began + timeout
-            self.runner.limit(self.deadline)
+        if timeout is not None:
+            self._limit((held,), began, timeout)
         outcome, error = self._call(held, current)
         self.runner.end(held, outcome, error)
+
+    def _batch(self, group: Group, began: float) -> None:
+        call = BatchCall(self.runner, group)
+        if not call.batch:
+            return
+        if call.timeout is not None:
+            self._limit(call.helds, began, call.timeout)
+        call.run()
+
+    def _limit(self, helds: Sequence[Held], began: float, timeout: float) -> None:
+        if timeout < math.inf:
+            self.helds = helds
+            self.deadline = began + timeout
+            self.runner.limit(self.deadline)
 
     def _in_time(self) -> None:
         """The job has ended; from here on it is too late to give this thread up."""
         with self._lock:
             self.deadline = math.inf
-            self.held = None
+            self.helds = ()
 
     def _call(self, held: Held, current: CurrentJob) -> tuple[Outcome, BaseException | None]:
         task: BaseTask[..., Any] | None = None

@@ -7,6 +7,7 @@ it would stop the heartbeats of all the jobs that were claimed together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,19 +33,19 @@ AUTOCOMMIT = (
 class Block:
     """See `CurrentJob.transaction`. Entered once."""
 
-    def __init__(self, desk: Desk, current: CurrentJob, using: Any) -> None:
+    def __init__(self, desk: Desk, jobs: Sequence[CurrentJob], using: Any) -> None:
         self._desk = desk
-        self._current = current
+        self._jobs = jobs
         self._using = using
         self._connection: Any = None
         self._own: Any = None
 
     def __enter__(self) -> Any:
-        self._current.enter_block()
+        self._enter()
         try:
             self._connection = self._own_connection() if self._using is None else self._callers()
         except BaseException:
-            self._current.leave_block()
+            self._leave()
             raise
         return self._connection if self._using is None else self._using
 
@@ -52,20 +53,19 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._current.leave_block()
+            self._leave()
             if self._own is not None:
                 self._own.__exit__(kind, error, trace)
             return
         with self._own or nullcontext():  # commits, or rolls back for what is raised here
-            self._current.settle(Stage.SETTLED)
-            run(self._connection, self._complete(), self._desk.settings.schema)
+            run(self._connection, self._complete(self._inside(settle=True)), self._desk.settings.schema)
 
     async def __aenter__(self) -> Any:
-        self._current.enter_block()
+        self._enter()
         try:
             self._connection = await (self._own_async() if self._using is None else self._callers_async())
         except BaseException:
-            self._current.leave_block()
+            self._leave()
             raise
         return self._connection if self._using is None else self._using
 
@@ -73,22 +73,51 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._current.leave_block()
+            self._leave()
             if self._own is not None:
                 await self._own.__aexit__(kind, error, trace)
             return
         async with self._own or nullcontext():
-            self._current.settle(Stage.SETTLED)
-            await run_async(self._connection, self._complete(), self._desk.settings.schema)
+            await run_async(self._connection, self._complete(self._inside(settle=True)), self._desk.settings.schema)
 
-    def _complete(self) -> Op[None]:
-        job = self._current.job
-        outcome = Outcome(OutcomeKind.COMPLETED, kept=self._desk.kept(self._current))
-        settled = yield from settle_ops.settle(job.queue, [(job, outcome)], options=self._desk.options)
+    def _enter(self) -> None:
+        entered: list[CurrentJob] = []
+        try:
+            for current in self._jobs:
+                current.enter_block()
+                entered.append(current)
+        except BaseException:
+            for current in entered:
+                current.leave_block()
+            raise
+
+    def _leave(self) -> None:
+        for current in self._inside():
+            current.leave_block()
+
+    def _inside(self, *, settle: bool = False) -> list[CurrentJob]:
+        """The jobs that the block completes: those that its handler has not answered for meanwhile."""
+        inside = [current for current in self._jobs if current.stage is Stage.INSIDE]
+        for current in inside if settle else ():
+            current.settle(Stage.SETTLED)
+        return inside
+
+    def _complete(self, inside: Sequence[CurrentJob]) -> Op[None]:
+        if not inside:
+            return
+        kept = [Outcome(OutcomeKind.COMPLETED, kept=self._desk.kept(current)) for current in inside]
+        pairs = [(current.job, outcome) for current, outcome in zip(inside, kept, strict=True)]
+        settled = yield from settle_ops.settle(inside[0].queue, pairs, options=self._desk.options)
         if settled.lost:
-            self._current.leave_block()  # nothing was written: what comes of the handler is the worker's affair again
+            lost = {job.id for job in settled.lost}
+            # Nothing was written for these: what comes of the handler is the worker's affair again. The others are written,
+            # unless the transaction is rolled back, as it should be now: only the database knows.
+            for current in inside:
+                if current.id in lost:
+                    current.leave_block()
             raise LeaseLost(settled.lost)
-        self._current.frees = settled.freed
+        for current in inside:
+            current.frees = settled.freed
 
     # Connections
 

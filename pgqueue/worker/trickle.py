@@ -1,4 +1,4 @@
-"""Progress on its way out of a child process: the latest report only, and not more often than the worker cares for."""
+"""Progress on its way out of a child process: the latest report of each job, not more often than the worker cares for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from pgqueue.job import Job
 
 EVERY = 0.25
 Message = dict[str, Any]
@@ -17,14 +19,14 @@ class Trickle:
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._lock = threading.Lock()
-        self._latest: Message | None = None
+        self._latest: dict[int, Message] = {}
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def put(self, message: Message) -> None:
-        """Send this, or what comes after it."""
+    def put(self, job: Job, **message: Any) -> None:
+        """Send this of the job, or what comes after it."""
         with self._lock:
-            self._latest = message
+            self._latest[job.id] = {**message, "id": job.id, "token": job.token}
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pgqueue-progress", daemon=True)
                 self._thread.start()
@@ -33,8 +35,8 @@ class Trickle:
     def flush(self) -> None:
         """Send what waits, now."""
         with self._lock:
-            message, self._latest = self._latest, None
-            if message is not None:
+            latest, self._latest = self._latest, {}
+            for message in latest.values():
                 self._send(**message)
 
     def _run(self) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,8 +20,8 @@ from pgqueue.ops import claim as claim_ops
 from pgqueue.ops import result as result_ops
 from pgqueue.ops import worker as worker_ops
 from pgqueue.outcome import RELEASED
-from pgqueue.version import __version__
-from pgqueue.worker import places, platform
+from pgqueue.worker import places, platform, topics
+from pgqueue.worker.batch_call import given_back
 from pgqueue.worker.breaker import Breaker
 from pgqueue.worker.children import ChildRunner
 from pgqueue.worker.claimer import Claimer
@@ -83,7 +81,7 @@ class Worker:
         self._now = threading.Event()
         self._control_lock = threading.Lock()
         self._listener: Listener | None = None
-        self._identity = self._describe()
+        self._identity = options.identity(self.queues)
         self._places = places.Places(app)
 
     def run(self) -> int:
@@ -112,6 +110,8 @@ class Worker:
             if unfit := unfit_schema(self._control):
                 raise SchemaError(unfit)
             self._control.run(result_ops.declare({name: task.keeps for name, task in self.app.tasks.items()}))
+            self._control.run(self.app.declare_limits_op())
+            topics.define_at_start(self._control, self.app.code_subscriptions, self.app.channel, self.events)
             self.worker_id = self._control.run(worker_ops.register(self._identity))
         except BaseException:
             self._control.close()
@@ -125,18 +125,6 @@ class Worker:
         self._stop.set()
 
     # Building
-
-    def _describe(self) -> worker_ops.Identity:
-        hostname = socket.gethostname()
-        return worker_ops.Identity(
-            name=self.options.name or f"{hostname}:{os.getpid()}",
-            hostname=hostname,
-            pid=os.getpid(),
-            version=__version__,
-            queues=self.queues,
-            concurrency=self.options.concurrency,
-            lease=self.options.lease,
-        )
 
     def _link(self, url: str | None = None) -> Link:
         return Link(self.app.settings, self.watchdog, self.options.deadline, url=url)
@@ -161,11 +149,13 @@ class Worker:
             fatal=fatal,
         )
         self.settler.relieved, self.settler.freed = self.claimer.relieved, self.claimer.admit
+        self.settler.written = self.claimer.settled
         self.settler.decided = functools.partial(self.breaker.finish, settled=True)
         self.reporter = Reporter(self._link(), events, fatal)
         shared: dict[str, Any] = {
             "concurrency": options.concurrency,
             "finish": self.breaker.finish,
+            "finish_call": self.breaker.finish_call,
             "extend": self._extend,
             "hungry": self.claimer.hungry,
             "doubt": self.settler.doubt,
@@ -209,21 +199,28 @@ class Worker:
         )
         self.breaker.opened, self.breaker.closed = self.heartbeat.ask, self._circuit_closed
 
-    def _build_helpers(self) -> list[Loop]:
-        """What a worker could do without for a while: upkeep, and the ears."""
-        app, wake = self.app, self.claimer.wake
-        upkeep = Maintenance(
+    def _build_upkeep(self) -> Maintenance:
+        app = self.app
+        return Maintenance(
             self._link(),
             self.queues,
             app.settings,
             app.channel,
             self.options.lease,
             self.events,
-            wake,
+            self.claimer.wake,
             self.claimer.admit,
+            self.claimer.limit,
+            app.declare_limits_op,
             self._hearing,
             self._fatal,
+            app.code_subscriptions,
         )
+
+    def _build_helpers(self) -> list[Loop]:
+        """What a worker could do without for a while: upkeep, and the ears."""
+        app, wake = self.app, self.claimer.wake
+        upkeep = self._build_upkeep()
         helpers: list[Loop] = [upkeep]
         ticker: Ticker | None = None
         if self.options.schedules:
@@ -245,6 +242,7 @@ class Worker:
             cancelled=self.heartbeat.ask,
             say_hello=self._say_hello,
             schedules=(ticker or upkeep).poke,
+            topics=upkeep.poke_topics,
         )
         self._listener = Listener(link, app.channel, queues, self.worker_id, self.events, ears, self._fatal)
         return [*helpers, self._listener]
@@ -304,6 +302,7 @@ class Worker:
 
     def _tell(self, held: Held) -> None:
         """Something has happened to a job that runs."""
+        self.claimer.batches.cancel(held)
         self.coroutines.cancel(held)
         self.children.cancel(held)
 
@@ -359,7 +358,7 @@ class Worker:
                 if held.current.settled:
                     self.settler.doubt(held, RELEASED)
                     continue
-            self.settler.submit(held, RELEASED)
+            self.settler.submit(held, given_back(held, self.app.tasks.get(held.job.task), self.desk))
 
     def _wait_for_handlers(self, end: float) -> None:
         """Until nothing is held any more, the grace time is over, or a second stop came. Late claims are given back by the

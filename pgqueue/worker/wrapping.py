@@ -9,9 +9,9 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from pgqueue.batch import Batch
 from pgqueue.current import CurrentJob
 from pgqueue.errors import TaskError
-from pgqueue.middleware import Middleware
 from pgqueue.worker.execution import check_result
 
 
@@ -33,13 +33,13 @@ class _Ran:
 
 
 def through(
-    wraps: Sequence[Middleware],
-    current: CurrentJob,
+    wraps: Sequence[Callable[..., Any]],
+    current: CurrentJob | Batch,
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Run a plain function inside these; what it returned."""
+    """Run a plain function inside these methods of middleware; what it returned."""
     ran = _Ran()
 
     def innermost() -> Any:
@@ -54,15 +54,15 @@ def through(
         return result
 
     proceed: Callable[[], Any] = innermost
-    for middleware in reversed(wraps):
-        proceed = functools.partial(middleware.run, current, proceed)
+    for wrap in reversed(wraps):
+        proceed = functools.partial(wrap, current, proceed)
     proceed()
     return ran.value()
 
 
 async def through_async(
-    wraps: Sequence[Middleware],
-    current: CurrentJob,
+    wraps: Sequence[Callable[..., Awaitable[Any]]],
+    current: CurrentJob | Batch,
     function: Callable[..., Awaitable[Any]],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -81,7 +81,7 @@ async def through_async(
         return result
 
     proceed: Callable[[], Awaitable[Any]] = innermost
-    for middleware in reversed(wraps):
-        proceed = functools.partial(middleware.run_async, current, proceed)
+    for wrap in reversed(wraps):
+        proceed = functools.partial(wrap, current, proceed)
     await proceed()
     return ran.value()

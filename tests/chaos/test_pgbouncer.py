@@ -153,6 +153,34 @@ def test_jobs_with_keys_keep_their_order_and_limit_through_the_pooler(node: Node
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 
+@pytest.mark.slow
+def test_limits_of_queues_and_rates_of_keys_hold_through_the_pooler(node: Node, name: str, pooled: str) -> None:
+    lock = threading.Lock()
+    inside = most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        threading.Event().wait(0.002)
+        with lock:
+            inside -= 1
+
+    with pgqueue.PgQueue(pooled) as pq, ExitStack() as stack:
+        task = pq.task(name="work", queue="q")(work)
+        pq.limit_queue("q", running=2, rate=200, burst=20)
+        pq.limit_key("q", "key", rate=100, burst=5)
+        fleet = [stack.enter_context(running(pq, queues=("q",), concurrency=4, poll=0.2)) for _ in range(3)]
+        task.enqueue_many(() for _ in range(100))
+        for _ in range(20):
+            pq.enqueue("work", queue="q", concurrency_key="key", concurrency_limit=5)
+        wait_until(lambda: stored(node, name, "archive") == 120, PATIENCE, "all are done")
+        assert [watched.seen(pgqueue.EventName.LOOP_FAILED) for watched in fleet] == [[], [], []]
+        pq.enqueue("work", queue="q")
+    assert most <= 2
+
+
 async def test_an_async_client_uses_one_pool_with_the_others(node: Node, name: str, pooled: str) -> None:
     async with pgqueue.AsyncPgQueue(pooled) as pq:
         for number in range(30):
@@ -274,3 +302,19 @@ def test_results_blocks_and_waits_work_through_the_pooler(node: Node, name: str,
             ended = pq.wait(ids, PATIENCE)
             assert not watched.seen(pgqueue.EventName.LEASE_LOST)
         assert [ended[job_id].value for job_id in ids] == list(range(20))
+
+
+def test_topics_are_published_kept_and_replayed_through_the_pooler(node: Node, name: str, pooled: str) -> None:
+    with pgqueue.PgQueue(pooled) as pq:
+        got: dict[str, list[int]] = {"first": [], "late": []}
+        for group in got:
+            pq.task(name=group, queue=group)(got[group].append)
+        pq.keep_topic("orders", count=1000)
+        pq.subscribe("orders", "first")
+        pq.publish_many("orders", [(number,) for number in range(50)])
+        with running(pq, queues=("first", "late"), poll=0.2) as watched:
+            pq.subscribe("orders", "late", start="beginning")
+            pq.publish("orders", [50])
+            wait_until(lambda: stored(node, name, "archive") == 102, PATIENCE, "both groups have everything")
+            assert not watched.seen(pgqueue.EventName.LOOP_FAILED)
+    assert {group: sorted(numbers) for group, numbers in got.items()} == {group: list(range(51)) for group in got}

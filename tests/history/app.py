@@ -58,10 +58,10 @@ def execute(statement: str, params: Any) -> list[Any]:
 
 
 class Run:
-    """One call of a handler. Its start is recorded, and its fence raised, before anything else."""
+    """One call of a handler, or its part for one job. Its start is recorded, and its fence raised, before anything else."""
 
-    def __init__(self, key: int) -> None:
-        job = pgqueue.current_job()
+    def __init__(self, key: int, job: pgqueue.CurrentJob | None = None) -> None:
+        job = job or pgqueue.current_job()
         facts = {"job": job.id, "token": job.token, "attempt": job.attempt}
         self.attempt = job.attempt
         self.facts = {**facts, "key": key, "pid": os.getpid(), "run": secrets.randbits(62)}
@@ -156,7 +156,39 @@ async def later(key: int) -> None:
     await asyncio.to_thread(run.note, "end")
 
 
-TASKS: dict[str, Any] = {task.name: task for task in (quick, slow, long, fragile, flaky, hopeless, sleepy, later)}
+def pack(jobs: pgqueue.Batch) -> list[Run]:
+    """Begin with the jobs of a batch; the first attempt of every third fails, alone."""
+    runs = []
+    for job in jobs:
+        run = Run(job.args[0], job)
+        if job.attempt == 1 and job.id % 3 == 0:
+            run.note("fail")
+            job.fail(NotYet("not yet"))
+        else:
+            runs.append(run)
+    return runs
+
+
+@pq.task(name="crate", batch=12, batch_wait=0.05, **STURDY)
+def crate(jobs: pgqueue.Batch) -> None:
+    """Many jobs in one call."""
+    runs = pack(jobs)
+    work(0.1)
+    for run in runs:
+        run.note("end")
+
+
+@pq.task(name="carton", batch=4, **STURDY)
+async def carton(jobs: pgqueue.Batch) -> None:
+    """The same, asynchronous."""
+    runs = await asyncio.to_thread(pack, jobs)
+    await asyncio.sleep(0.1)
+    for run in runs:
+        await asyncio.to_thread(run.note, "end")
+
+
+ALL = (quick, slow, long, fragile, flaky, hopeless, sleepy, later, crate, carton)
+TASKS: dict[str, Any] = {task.name: task for task in ALL}
 WEIGHTS = {
-    "quick": 56, "slow": 10, "fragile": 4, "flaky": 9, "hopeless": 3, "sleepy": 5, "later": 13,
+    "quick": 48, "slow": 10, "fragile": 4, "flaky": 9, "hopeless": 3, "sleepy": 5, "later": 13, "crate": 5, "carton": 3,
 }  # fmt: skip

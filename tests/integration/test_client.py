@@ -178,7 +178,7 @@ def test_dead_letters_are_selected_counted_redriven_and_purged(pq: pgqueue.PgQue
     assert pq.purge(task="task0", older_than=3600) == 0
     assert pq.purge(task="task0") == 3
     [left] = pq.dead_letters()
-    assert (left.task, left.attempt, left.reason) == ("task1", 1, "pgqueue.core.Failed: broken")
+    assert (left.task, left.attempt, left.reason) == ("task1", 1, "pgqueue.outcome.Failed: broken")
 
 
 def test_an_expired_claim_is_taken_back_by_the_next_claim(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:

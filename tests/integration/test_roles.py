@@ -29,6 +29,8 @@ PAYLOADS = {
     "archive": {"args", "kwargs", "headers", "errors", "reason"},
     "schedule": {"args", "kwargs", "headers"},
     "result": {"value", "error"},
+    "subscription": {"headers"},
+    "message": {"args", "kwargs", "headers"},
 }
 OF_ENDS = {"id", "queue", "state", "reason", "finished_at"}
 """What a worker may read of the archive: how jobs ended."""
@@ -54,6 +56,11 @@ MATRIX: dict[str, dict[str, str]] = {
     "result": {"worker": EVERYTHING, "producer": "SELECT"},
     "kept_task": {"worker": EVERYTHING, "reader": "SELECT"},
     "progress": {"worker": EVERYTHING, "producer": "SELECT", "reader": "SELECT"},
+    "topic": {"worker": EVERYTHING, "producer": "SELECT", "reader": "SELECT"},
+    "topic_number_seq": {},
+    "subscription": {"worker": EVERYTHING, "producer": "SELECT"},
+    "message": {"worker": "INSERT SELECT", "producer": "INSERT"},
+    "message_id_seq": {"worker": "USAGE", "producer": "USAGE"},
     "schema_version": {"worker": "SELECT", "reader": "SELECT"},
     "job_id_seq": {"worker": "USAGE", "producer": "USAGE"},
     "lease_tie_seq": {"worker": "USAGE"},
@@ -62,6 +69,7 @@ MATRIX: dict[str, dict[str, str]] = {
     "payload_merge": {"worker": "EXECUTE"},
     "unique_follow": {"worker": "EXECUTE"},
     "unique_expire": {"worker": "EXECUTE", "producer": "EXECUTE"},
+    "topic_roll": {"worker": "EXECUTE"},
 }
 """What each role may do on the whole of an object. A new table fails the test until somebody has decided about it."""
 
@@ -270,6 +278,15 @@ def test_what_a_worker_does_now_and_then_and_what_an_operator_does(database: str
         assert pq.run_schedule("s")
         pq.remove_schedule("s")
         assert [schedule.name for schedule in pq.schedules()] == ["nightly"]
+        pq.keep_topic("orders", count=10)
+        assert pq.publish("orders", [1]).jobs == 0
+        assert pq.subscribe("orders", "t", group="g", queue="q", start="beginning")
+        assert pq.tend_topics() == 1
+        pq.reset_subscription("orders", "g")
+        pq.unsubscribe("orders", "g")
+        pq.keep_topic("orders")
+        assert pq.tend_topics() == 0
+        assert pq.topics()[0].messages == len(pq.subscriptions()) == 0
         assert migrate.check(str(pq.settings.database_url)).state is migrate.SchemaState.CURRENT
 
 
@@ -311,6 +328,30 @@ def test_a_producer_enqueues_in_every_way(database: str, prefix: str, admin: Adm
         ids.append(task.options(ordering_key="a").enqueue(6))
         ids += task.options(concurrency_key="a", concurrency_limit=1).enqueue_many([(7,)])
         assert len(set(ids)) == count(admin, "job") == 12_008
+
+
+def test_a_producer_publishes(database: str, prefix: str, pq: pgqueue.PgQueue, admin: Admin) -> None:
+    pq.keep_topic("orders", count=10)
+    pq.subscribe("orders", "t", group="g", queue="q", ordered=True)
+    with acting(database, prefix, "producer") as producer:
+        assert producer.publish("orders", [1], key="a").jobs == 1
+        assert producer.publish_many("orders", [(2,), (3,)]).jobs == 2
+        refused_calls(
+            producer,
+            {
+                "subscription_alter needs": lambda: producer.subscribe("orders", "t", group="h"),
+                "no right": lambda: producer.unsubscribe("orders", "g"),
+                "topic_keep needs": lambda: producer.keep_topic("orders"),
+                "SELECT on message": producer.topics,
+            },
+        )
+        refused(
+            str(producer.settings.database_url),
+            "SELECT id FROM pgqueue.message",
+            "DELETE FROM pgqueue.message",
+            "SELECT pgqueue.topic_roll('orders')",
+        )
+    assert count(admin, "job") == count(admin, "message") == 3
 
 
 async def test_an_async_producer_enqueues(database: str, prefix: str, admin: Admin) -> None:

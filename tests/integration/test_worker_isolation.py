@@ -18,7 +18,7 @@ import pytest
 
 import pgqueue
 from pgqueue import ConfigurationError, EventName
-from pgqueue.worker import Worker, WorkerOptions, channel, child_process, children
+from pgqueue.worker import Worker, WorkerOptions, channel, child_process, talk
 from tests.integration import isolated
 from tests.waiting import wait_until
 from tests.workers import PATIENCE, Watched, count, running, wait_for_count
@@ -233,7 +233,7 @@ def test_a_job_over_its_memory_limit_is_a_failed_attempt_and_the_next_one_is_not
 def test_a_timeout_in_a_child_is_a_failed_attempt_and_ends_the_process_and_what_it_has_started(
     task: str, app: pgqueue.PgQueue, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "UNWIND", 20.0)
+    monkeypatch.setattr(talk, "UNWIND", 20.0)
     job_id = app.enqueue(task, [LONG], queue="apart", timeout=4.0, max_attempts=5)
     with running(app, queues=("apart",)) as watched:
         wait_for_count(admin, 1, "job", "attempt = 1 AND run_at IS NOT NULL")

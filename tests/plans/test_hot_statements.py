@@ -14,6 +14,8 @@ import pytest
 
 import pgqueue
 from pgqueue.ops import Texts
+from pgqueue.ops import limit as limit_ops
+from pgqueue.ops.claim import LowWater
 from pgqueue.sql import TEXTS, statements
 
 ROWS = 20_000
@@ -22,7 +24,8 @@ CLAIM = {"queue": "q", "limit": 100, "lease": 30, "worker_id": None, "relaxed": 
 FULL = {"floors": [-(2**15)], "ceilings": [2**15 - 1], "after": [-(2**63)]}
 HINTED = {"floors": [1, 0, -(2**15)], "ceilings": [2**15 - 1, 0, -1], "after": [-(2**63), 500, -(2**63)]}
 PAIRS = {"queue": "q", "ids": [1, 2, 3], "tokens": [1, 2, 3], "lanes_channel": None}
-RETRY = {"delays": [0.0, 1.0, 2.0], "spent": [True] * 3, "errors": [None] * 3, "archive": True, "channel": None}
+OF_RETRY = {"delays": [0.0, 1.0, 2.0], "spent": [True] * 3, "lost": [False] * 3, "errors": [None] * 3}
+RETRY = {**OF_RETRY, "archive": True, "channel": None}
 BURY = {"reasons": ["x"] * 3, "errors": [None] * 3, "channel": None}
 KEPT = {"values": [None] * 3, "errors": [None] * 3, "seconds": [1.0, -1.0, 2.0], "channel": "pgqueue"}
 REPORT = {"percents": [1.0, -1.0, 2.0], "messages": [""] * 3}
@@ -52,6 +55,10 @@ FROM_START = {"after": "-infinity", "seen": []}
 HOT: dict[str, tuple[str, dict[str, Any]]] = {
     "job_claim (full pass)": ("job_claim", {**CLAIM, **FULL}),
     "job_claim (hinted pass)": ("job_claim", {**CLAIM, **HINTED}),
+    "job_claim_limited (full pass)": ("job_claim_limited", {**CLAIM, **FULL, "free": 10}),
+    "job_claim_limited (hinted pass)": ("job_claim_limited", {**CLAIM, **HINTED, "free": 10}),
+    "job_claimed": ("job_claimed", {"queue": "q", "token": 1}),
+    "limit_waits": ("limit_waits", {"queue": "q"}),
     "job_complete": (
         "job_complete",
         {**PAIRS, "archive": True, "state": "completed", "reasons": [None] * 3, "leases": [1]},
@@ -139,7 +146,7 @@ def nodes(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-PKEYS = ("queue_pkey", "job_pkey", "kept_task_pkey")
+PKEYS = ("queue_pkey", "job_pkey", "kept_task_pkey", "lease_pkey")
 
 
 def assert_only_index_access(tree: dict[str, Any]) -> None:
@@ -184,6 +191,28 @@ def test_a_claim_reads_in_index_order_and_no_more_rows_than_it_takes(session: ps
     [scan] = [node for node in nodes(tree) if node.get("Index Name") == "job_claim"]
     assert scan["Node Type"] == "Index Scan"
     assert scan["Actual Rows"] * scan["Actual Loops"] <= 101
+
+
+@pytest.mark.parametrize("binds", [False, True], ids=["far from its limit", "at its limit"])
+def test_a_claim_within_limits_reads_what_it_takes_and_what_runs(binds: bool, session: psycopg.Connection[Any]) -> None:
+    fill(session)
+    limit = 60 if binds else 100_000
+    session.execute("INSERT INTO pgqueue.queue (name, most_running, rate, burst) VALUES ('q', %s, 1e6, 1000)", [limit])
+    session.execute(
+        "INSERT INTO pgqueue.lease (queue, job_ids, claimed_at, expires_at) "
+        "SELECT CASE WHEN n % 10 = 0 THEN 'q' ELSE 'q2' END, ARRAY[n, n + 1], now(), now() + interval '1 minute' "
+        "FROM generate_series(10, 200) AS n"
+    )
+    session.execute("UPDATE pgqueue.job AS j SET lease_id = l.id FROM pgqueue.lease AS l WHERE j.id = l.job_ids[1]")
+    tree = plan(session, "job_claim_limited", {**CLAIM, **FULL, "free": 100}, analyze=True)
+    assert not [node for node in nodes(tree) if node["Node Type"] in ("Sort", "Incremental Sort")]
+    read = [node for node in nodes(tree) if node.get("Index Name") == "job_claim"]
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in read) <= 101
+    assert rows_read(tree, "lease") <= 20, "those of this queue"
+    # Forty jobs are listed, of which twenty run: only where that leaves too little room they are counted.
+    [counted] = [node for node in nodes(tree) if node.get("Alias") == "one"]
+    assert (counted["Actual Loops"] > 0) == binds
+    assert rows_read(tree, "job") <= 300
 
 
 def test_a_hinted_claim_does_not_visit_what_lies_before_its_marks(session: psycopg.Connection[Any]) -> None:
@@ -268,14 +297,25 @@ def test_a_claim_never_takes_more_than_its_limit_under_a_hostile_planner(
             held = admin.execute("SELECT count(*) FROM pgqueue.job WHERE lease_id IS NOT NULL").fetchone()
             taken += [job.id for job in jobs]
             assert held == (len(taken),)
+        pq.limit_queue("q", running=len(taken) + 20, rate=1000)
+        for limit, allowed in ((7, 7), (50, 13), (50, 0)):
+            op = limit_ops.claim("q", limit, free=limit, lease=30, low_water=LowWater())
+            jobs = pq.run(op, hostile).jobs
+            assert len(jobs) == allowed
+            held = admin.execute("SELECT count(*) FROM pgqueue.job WHERE lease_id IS NOT NULL").fetchone()
+            taken += [job.id for job in jobs]
+            assert held == (len(taken),)
         assert len(set(taken)) == len(taken)
         assert taken == sorted(taken)
 
 
-def test_claims_are_heap_only_updates(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
+@pytest.mark.parametrize("limited", [False, True], ids=["without limits", "within limits"])
+def test_claims_are_heap_only_updates(limited: bool, pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
     @pq.task(name="work", queue="q")
     def work(number: int) -> None: ...
 
+    if limited:
+        pq.limit_queue("q", running=100_000, rate=1e7)
     work.enqueue_many([(number,) for number in range(5000)])
     while jobs := pq.claim("q", limit=100):
         pq.complete(jobs)

@@ -1,5 +1,6 @@
 """Read by mypy --strict, never run. An ignore that is not needed fails the check, so every one of them shows an error."""
 
+from collections.abc import Sequence
 from typing import assert_type
 
 import psycopg
@@ -29,6 +30,22 @@ def other(number: int) -> None: ...
 def nightly(days: int = 1) -> None: ...
 
 
+def reading(sensor: int, value: float = 0.0) -> None: ...
+
+
+@pq.task(queue="q", batch=100, batch_wait=0.5, payload=reading)
+def store(jobs: pgqueue.Batch) -> list[int]:
+    return [job.id for job in jobs]
+
+
+@pq.task(batch=10)
+async def gather(jobs: Sequence[pgqueue.BatchJob]) -> None: ...
+
+
+@apq.task(batch=10, payload=reading)
+async def gather_async(jobs: pgqueue.Batch) -> None: ...
+
+
 async def check(connection: psycopg.Connection) -> None:
     assert_type(plain(1, note="x"), str)
     assert_type(plain.enqueue(1, note="x"), int)
@@ -43,6 +60,15 @@ async def check(connection: psycopg.Connection) -> None:
     assert_type(nightly.enqueue(days=2), int)
     assert_type(pq.run_schedule("nightly"), int | None)
     assert_type(await apq.schedules(), list[pgqueue.Schedule])
+
+    assert_type(store(pgqueue.Batch.of([(1, 2.0)])), list[int])
+    assert_type(store.enqueue(1, value=2.0), int)
+    assert_type(store.options(delay=5).enqueue(1), int)
+    assert_type(gather.enqueue(1, "anything", more=2), int)
+    assert_type(await gather_async.enqueue(1), int)
+    store.enqueue("one")  # type: ignore[call-overload]
+    await gather_async.enqueue("one")  # type: ignore[call-overload]
+    store("one")  # type: ignore[arg-type]
 
     nightly.enqueue("one")  # type: ignore[call-overload]
     plain.enqueue("one")  # type: ignore[call-overload]

@@ -44,7 +44,14 @@ def test_every_public_thing_says_what_it_promises() -> None:
         thing = getattr(pgqueue, name)
         if name != "__version__":
             assert thing.__doc__, name
-    for cls in (pgqueue.PgQueue, pgqueue.AsyncPgQueue, pgqueue.Task, pgqueue.CurrentJob):
+    for cls in (
+        pgqueue.PgQueue,
+        pgqueue.AsyncPgQueue,
+        pgqueue.Task,
+        pgqueue.CurrentJob,
+        pgqueue.BatchJob,
+        pgqueue.Batch,
+    ):
         for name, member in vars(cls).items():
             if not name.startswith("_"):
                 assert member.__doc__, f"{cls.__name__}.{name}"

@@ -94,32 +94,33 @@ def test_two_claims_of_one_job_are_never_in_one_look() -> None:
     assert doubts.due() == {"q": [new]}
 
 
-def test_a_trickle_sends_the_latest_and_flushes_what_waits() -> None:
-    sent: list[int] = []
-    trickle = Trickle(lambda number: sent.append(number))
+def test_a_trickle_sends_the_latest_of_each_job_and_flushes_what_waits() -> None:
+    sent: list[tuple[int, int]] = []
+    trickle = Trickle(lambda number, id, token: sent.append((id, number)))  # noqa: A006 - as it stands in the message
     for number in range(10_000):
-        trickle.put({"number": number})
+        trickle.put(make(1), number=number)
+        trickle.put(make(2), number=-number)
     trickle.flush()
-    assert sent[-1] == 9999
-    assert len(sent) < 100
-    trickle.put({"number": 1})
-    wait_until(lambda: sent[-1] == 1, 10, "it is sent without a flush")
+    assert dict(sent) == {1: 9999, 2: -9999}
+    assert len(sent) < 200
+    trickle.put(make(1), number=1)
+    wait_until(lambda: sent[-1] == (1, 1), 10, "it is sent without a flush")
 
 
 def test_only_the_first_settling_of_a_job_by_its_handler_counts() -> None:
     mine = current.CurrentJob(make(1), lambda _job, _seconds: None)
-    assert current.settles_itself([make(1)]) is None, "no job runs here"
+    assert current.settles_itself([make(1)]) == [], "no job runs here"
     token = current.enter(mine)
     try:
-        assert current.settles_itself([make(2), make(1, token=9)]) is None
+        assert current.settles_itself([make(2), make(1, token=9)]) == []
         assert mine.stage is current.Stage.WORKER
         mine.enter_block()
         with pytest.raises(PgQueueError, match="completes its job"):
             current.settles_itself([make(1)])
         mine.leave_block()
-        assert current.settles_itself([make(2), make(1)]) is mine
+        assert current.settles_itself([make(2), make(1)]) == [mine]
         assert mine.stage is current.Stage.BY_HAND
-        assert current.settles_itself([make(1)]) is None
+        assert current.settles_itself([make(1)]) == []
         with pytest.raises(PgQueueError, match="one transaction block"):
             mine.enter_block()
     finally:

@@ -1,0 +1,436 @@
+"""Limits of queues as `claim` keeps to them: exact, fleet-wide, and derived from rows that live."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgqueue
+from pgqueue import ConfigurationError, EventName
+from pgqueue.ops import Step
+from pgqueue.ops import limit as limit_ops
+from pgqueue.ops import rescue as rescue_ops
+from pgqueue.ops import status as status_ops
+from pgqueue.ops.claim import LowWater, looks_at
+from pgqueue.sql import statements
+from tests.waiting import wait_until
+from tests.workers import PATIENCE, count
+
+Admin = psycopg.Connection[Any]
+SQL = statements("pgqueue")
+CLAIM = {**looks_at("q", 10, 30.0, None, None, []), "free": 10}
+
+
+def enqueue(pq: pgqueue.PgQueue, number: int, queue: str = "q") -> list[int]:
+    task = pq.task(name=f"work on {queue}", queue=queue)(lambda number: None)
+    made: list[int] = task.enqueue_many((n,) for n in range(number))
+    return made
+
+
+def claimed(pq: pgqueue.PgQueue, limit: int = 100, **options: Any) -> list[int]:
+    pq._low_water.clear()  # a full pass, as at least once a second
+    return [job.id for job in pq.claim("q", limit=limit, **options)]
+
+
+def running(admin: Admin) -> int:
+    return count(admin, "job", "lease_id IS NOT NULL")
+
+
+def rest(admin: Admin, seconds: float) -> None:
+    """The last look at the bucket was so many seconds earlier than it was."""
+    admin.execute("UPDATE pgqueue.queue SET refilled_at = refilled_at - %s * interval '1 second'", [seconds])
+
+
+# How many at once
+
+
+def test_no_more_jobs_run_than_the_limit_and_each_end_makes_room(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    ids = enqueue(pq, 10)
+    pq.limit_queue("q", running=3)
+    first = pq.claim("q", limit=2)
+    second = pq.claim("q", limit=10)
+    assert [job.id for job in [*first, *second]] == ids[:3]
+    assert claimed(pq) == []
+    pq.complete(second[0])
+    assert claimed(pq) == ids[3:4]
+    pq.fail(first[0], "later", delay=3600)
+    assert claimed(pq) == ids[4:5]
+    pq.release(first[1])
+    assert claimed(pq) == ids[1:2], "its old place"
+    assert running(admin) == 3
+
+
+def test_jobs_that_have_ended_do_not_count_though_their_lease_lives(pq: pgqueue.PgQueue) -> None:
+    enqueue(pq, 100)
+    pq.limit_queue("q", running=20)
+    jobs = pq.claim("q", limit=20)
+    pq.complete(jobs[:15])
+    assert len(claimed(pq)) == 15
+
+
+def test_a_lost_job_gives_its_slot_back_and_nothing_leaks(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    ids = enqueue(pq, 4)
+    pq.limit_queue("q", running=2)
+    for _ in range(5):
+        assert claimed(pq) == ids[:2]
+        assert claimed(pq) == [], "until it is rescued it may still run"
+        admin.execute("UPDATE pgqueue.lease SET expires_at = now() - interval '1 second'")
+        assert pq.rescue("q").returned == ids[:2]
+    admin.execute("DELETE FROM pgqueue.job WHERE id = ANY (%s)", [ids[:2]])
+    assert claimed(pq) == ids[2:], "nothing but rows that live is counted"
+
+
+def test_an_end_of_a_lease_long_ago_does_not_stop_a_queue_that_nobody_rescues(
+    pq: pgqueue.PgQueue, admin: Admin
+) -> None:
+    ids = enqueue(pq, 2)
+    pq.limit_queue("q", running=1)
+    assert claimed(pq) == ids[:1]
+    admin.execute("UPDATE pgqueue.lease SET expires_at = now() - interval '2 minutes'")
+    assert [job.id for job in pq.run(limit_ops.claim("q", 9, free=9, lease=30, low_water=LowWater())).jobs] == ids[1:]
+
+
+def test_a_limit_below_what_runs_starts_nothing_new_and_ends_nothing(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    ids = enqueue(pq, 10)
+    pq.limit_queue("q", running=5)
+    jobs = pq.claim("q", limit=10)
+    pq.limit_queue("q", running=2)
+    assert claimed(pq) == []
+    pq.complete(jobs[:3])
+    assert claimed(pq) == []
+    pq.extend(jobs[3:], 60)
+    pq.complete(jobs[3])
+    assert claimed(pq) == ids[5:6]
+    pq.limit_queue("q", running=4)
+    assert claimed(pq) == ids[6:8]
+    assert running(admin) == 4
+
+
+def test_a_plain_claim_takes_nothing_from_a_limited_queue_whatever_it_knows(pq: pgqueue.PgQueue) -> None:
+    enqueue(pq, 3)
+
+    def plain() -> Any:
+        params = {**looks_at("q", 10, 30.0, None, None, []), "relaxed": False}
+        return len((yield Step("job_claim", params)))
+
+    pq.limit_queue("q", running=100)
+    assert pq.run(plain()) == 0
+    pq.limit_queue("q", rate=1e9)
+    assert pq.run(plain()) == 0
+    pq.unlimit_queue("q")
+    assert pq.run(plain()) == 3
+
+
+def test_a_claim_within_limits_takes_all_there_is_where_there_is_none(pq: pgqueue.PgQueue) -> None:
+    ids = enqueue(pq, 30)
+    granted = pq.run(limit_ops.claim("q", 20, free=1, lease=30, low_water=LowWater()))
+    assert [job.id for job in granted.jobs] == ids[:20]
+    assert (granted.limited, granted.bound) == (False, None)
+    pq.pause("q")
+    assert pq.run(limit_ops.claim("q", 20, free=1, lease=30, low_water=LowWater())).jobs == []
+
+
+def test_beyond_its_free_runners_a_claimer_gets_a_quarter_of_the_room(pq: pgqueue.PgQueue) -> None:
+    enqueue(pq, 200)
+    pq.limit_queue("q", running=100)
+
+    def take(limit: int, free: int) -> int:
+        return len(pq.run(limit_ops.claim("q", limit, free=free, lease=30, low_water=LowWater())).jobs)
+
+    assert take(1000, 5) == 25
+    assert take(1000, 40) == 40
+    assert take(10, 0) == 8, "a quarter of 35"
+    assert take(1000, 1000) == 27
+
+
+def test_two_claims_at_once_do_not_overrun_the_limit(pq: pgqueue.PgQueue, database: str, admin: Admin) -> None:
+    ids = enqueue(pq, 10)
+    pq.limit_queue("q", running=3)
+    with psycopg.connect(database) as first:
+        first.execute(SQL["limit_lock"], {"queue": "q"})
+        answer = first.execute(SQL["job_claim_limited"], {**CLAIM, "limit": 2}).fetchone()
+        assert answer is not None
+        assert answer[1] == 2
+        second: list[list[int]] = []
+        thread = threading.Thread(target=lambda: second.append(claimed(pq)), daemon=True)
+        thread.start()
+        wait_until(lambda: waiting(admin), PATIENCE, "the second claim waits for the first")
+        assert claimed_elsewhere(pq) == 1, "claims of other queues do not"
+        first.commit()
+        thread.join(PATIENCE)
+    assert second == [ids[2:3]]
+
+
+def waiting(admin: Admin) -> bool:
+    row = admin.execute(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchone()
+    return row is not None and row[0] > 0
+
+
+def claimed_elsewhere(pq: pgqueue.PgQueue) -> int:
+    enqueue(pq, 1, "elsewhere")
+    pq.limit_queue("elsewhere", running=1)
+    return len(pq.claim("elsewhere", limit=5))
+
+
+def test_claims_of_many_threads_take_the_limit_and_no_more(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    enqueue(pq, 100)
+    pq.limit_queue("q", running=7)
+    taken: list[int] = []
+    threads = [threading.Thread(target=lambda: taken.extend(claimed(pq, 2))) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(set(taken)) == len(taken) == running(admin) == 7
+
+
+CLAIMS = """
+import sys
+
+import pgqueue
+from pgqueue.ops import limit
+from pgqueue.ops.claim import LowWater
+
+with pgqueue.PgQueue(sys.argv[1]) as pq:
+    pq.run(limit.claim("q", 8, free=8, lease=300, low_water=LowWater()))
+"""
+
+
+def test_a_process_frozen_in_a_claim_within_limits_holds_up_others_for_seconds_only(
+    pq: pgqueue.PgQueue, database: str, admin: Admin
+) -> None:
+    ids = enqueue(pq, 10)
+    pq.limit_queue("q", running=9)
+    waits = "SELECT count(*) FROM pg_locks WHERE relation = 'pgqueue.lease'::regclass AND NOT granted"
+    with psycopg.connect(database) as holder:
+        holder.execute("LOCK TABLE pgqueue.lease IN ACCESS EXCLUSIVE MODE")
+        process = subprocess.Popen([sys.executable, "-c", CLAIMS, database])
+        try:
+            wait_until(lambda: admin.execute(waits).fetchone() == (1,), PATIENCE, "the claim is under way")
+            process.send_signal(signal.SIGSTOP)
+            holder.rollback()
+            taken: list[list[int]] = []
+            other = threading.Thread(target=lambda: taken.append(claimed(pq, 8)), daemon=True)
+            other.start()
+            other.join(PATIENCE)
+            assert taken == [ids[:8]], "the server has taken the claim of the frozen one back"
+            assert running(admin) == 8
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_what_is_paused_too_old_or_left_out_is_not_claimed_within_limits_either(
+    pq: pgqueue.PgQueue, admin: Admin
+) -> None:
+    paused, old, plain = (
+        pq.enqueue("paused", queue="q"),
+        pq.enqueue("work", queue="q", expires_in=60),
+        pq.enqueue("work", queue="q"),
+    )
+    pq.limit_queue("q", running=10)
+    pq.pause("q", task="paused")
+    admin.execute("UPDATE pgqueue.job SET expires_at = now() WHERE id = %s", [old])
+    pq._maintained["q"] = float("inf")  # the sweep would be before us
+    assert claimed(pq) == [plain]
+    pq.resume("q", task="paused")
+    left_out = limit_ops.claim("q", 5, free=5, lease=30, low_water=LowWater(), left_out=["paused"])
+    assert pq.run(left_out).jobs == []
+    assert claimed(pq) == [paused]
+
+
+def test_priorities_and_places_hold_within_limits_and_full_passes_find_what_comes_back(pq: pgqueue.PgQueue) -> None:
+    low = enqueue(pq, 3)
+    high = [pq.enqueue("work", queue="q", priority=5) for _ in range(2)]
+    pq.limit_queue("q", running=2)
+    first = pq.claim("q", limit=10)
+    assert [job.id for job in first] == high
+    pq.complete(first)
+    second = pq.claim("q", limit=10)
+    assert [job.id for job in second] == low[:2]
+    pq.release(second[0])
+    assert claimed(pq) == low[:1]
+
+
+# How often
+
+
+def test_a_rate_lets_a_burst_through_and_then_what_time_brings(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    enqueue(pq, 40)
+    pq.limit_queue("q", rate=1, per=3600, burst=10)
+    assert len(claimed(pq, 4)) == 4
+    assert len(claimed(pq)) == 6
+    assert claimed(pq) == []
+    rest(admin, 3 * 3600)
+    assert len(claimed(pq)) == 3
+    rest(admin, 1000 * 3600)
+    assert len(claimed(pq)) == 10, "no more than the burst, after any time"
+
+
+def test_both_limits_hold(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    enqueue(pq, 20)
+    pq.limit_queue("q", running=3, rate=1, per=3600, burst=5)
+    jobs = pq.claim("q", limit=10)
+    assert len(jobs) == 3
+    pq.complete(jobs)
+    assert len(claimed(pq)) == 2
+    rest(admin, 3600 * 10)
+    assert len(claimed(pq)) == 1
+
+
+def test_a_retry_takes_a_token_and_a_release_gives_none_back(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    enqueue(pq, 1)
+    pq.limit_queue("q", rate=1, per=3600, burst=3)
+    pq.fail(pq.claim("q"), "again", delay=0)
+    pq.release(pq.claim("q"))
+    assert len(claimed(pq)) == 1
+    [limit] = pq.limits()
+    assert limit.tokens is not None
+    assert limit.tokens < 0.1
+
+
+def test_a_clock_that_steps_back_adds_no_tokens_and_does_not_stop_them(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    enqueue(pq, 10)
+    pq.limit_queue("q", rate=1, per=3600, burst=2)
+    assert len(claimed(pq)) == 2
+    rest(admin, -86400)
+    assert claimed(pq) == []
+    [(ahead,)] = admin.execute("SELECT refilled_at > clock_timestamp() FROM pgqueue.queue").fetchall()
+    assert not ahead, "it fills from now on, and not from tomorrow"
+    rest(admin, 3600)
+    assert len(claimed(pq)) == 1
+
+
+def test_saying_the_same_once_more_gives_nobody_tokens(pq: pgqueue.PgQueue) -> None:
+    enqueue(pq, 10)
+    for _ in range(3):
+        pq.limit_queue("q", rate=1, per=3600, burst=3)
+        assert len(claimed(pq)) in (3, 0)
+    pq.limit_queue("q", rate=1, per=3600, burst=9)
+    assert claimed(pq) == [], "a larger bucket is not fuller"
+    pq.unlimit_queue("q")
+    assert len(claimed(pq)) == 7
+
+
+def test_an_open_transaction_that_changes_a_limit_holds_back_claims_and_nobody_waits(
+    pq: pgqueue.PgQueue, database: str
+) -> None:
+    enqueue(pq, 10)
+    pq.limit_queue("q", rate=1000, burst=5)
+    impatient = psycopg.conninfo.make_conninfo(database, options="-c lock_timeout=2s")
+    with psycopg.connect(database) as operator, pgqueue.PgQueue(impatient) as other:
+        pq.limit_queue("q", rate=1000, burst=2, using=operator)
+        assert claimed(other) == []
+        operator.rollback()
+    assert len(claimed(pq)) == 5
+
+
+ODD = (
+    *("rate = 'nan'", "rate = 'infinity'", "rate = -1", "rate = 0", "rate = 1e308", "rate = -1e308"),
+    *("burst = NULL", "burst = -5", "tokens = 'nan'", "tokens = 'infinity'", "tokens = '-infinity'"),
+    *("tokens = -1e308, rate = 1e308", "refilled_at = 'infinity'", "refilled_at = '-infinity'", "refilled_at = NULL"),
+    *("refilled_at = '4714-11-24 BC'", "most_running = -3", "most_running = 0"),
+)
+
+
+def test_limits_written_by_hand_fail_neither_claims_nor_lists(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    for number, value in enumerate(ODD):
+        queue = f"q{number}"
+        enqueue(pq, 3, queue)
+        pq.limit_queue(queue, rate=1, burst=2)
+        assert len(pq.claim(queue)) == 1
+        admin.execute(f"UPDATE pgqueue.queue SET {value} WHERE name = %s".encode(), [queue])
+        assert len(pq.claim(queue, limit=5)) <= 2, value
+        assert pq.status([queue])[0].limit is not None
+        assert pq.run(rescue_ops.agenda(queue)).limit.said()
+        pq.unlimit_queue(queue)
+        pq.claim(queue, limit=5)
+    assert running(admin) == 3 * len(ODD), "none of it stops a queue for ever"
+
+
+# What callers and operators see
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_claim_on_a_callers_connection_is_refused_and_the_transaction_stays_usable(
+    autocommit: bool, pq: pgqueue.PgQueue, database: str
+) -> None:
+    [job_id] = enqueue(pq, 1)
+    enqueue(pq, 1, "limited")
+    pq.limit_queue("limited", running=5)
+    with psycopg.connect(database, autocommit=autocommit) as mine:
+        with pytest.raises(ConfigurationError, match="'limited' is limited: claim from it without using=") as refused:
+            pq.claim("limited", using=mine)
+        assert "\n" not in str(refused.value)
+        # What was claimed before reaches its caller.
+        assert [job.id for job in pq.claim(["q", "limited"], limit=5, using=mine)] == [job_id]
+        assert pq.claim(["q"], limit=5, using=mine) == []
+
+
+def test_limits_begin_and_end_with_the_callers_commit(pq: pgqueue.PgQueue, database: str) -> None:
+    enqueue(pq, 5)
+    with psycopg.connect(database) as mine:
+        pq.limit_queue("q", running=1, using=mine)
+        assert [limit.running for limit in pq.limits(using=mine)] == [1]
+        assert pq.limits() == []
+        mine.commit()
+        assert len(claimed(pq)) == 1
+        assert pq.unlimit_queue("q", using=mine) is True
+        assert claimed(pq) == []
+        mine.commit()
+        assert len(claimed(pq)) == 4
+        assert pq.unlimit_queue("q", using=mine) is False
+
+
+def test_limits_are_listed_shown_and_told(pq: pgqueue.PgQueue) -> None:
+    told: list[dict[str, Any]] = []
+    pq.events.subscribe(
+        lambda event: told.append(dict(event.facts)), wants=lambda name: name is EventName.QUEUE_LIMIT_SET
+    )
+    pq.limit_queue("b", running=5)
+    pq.limit_queue("a", rate=120, per=60, burst=7)
+    a, b = pq.limits()
+    assert (a.queue, a.running, a.rate, a.burst, a.tokens, a.in_code) == ("a", None, 2.0, 7, 7.0, False)
+    assert (b.queue, b.running, b.rate, b.burst, b.tokens) == ("b", 5, None, None, None)
+    assert {row.queue: row.limit for row in pq.status()} == {"a": a, "b": b}
+    pq.unlimit_queue("a")
+    assert pq.limits() == [b]
+    assert pq.status(["a"])[0].limit is None
+    assert told == [{"queue": "b", "running": 5}, {"queue": "a", "rate": 2.0, "burst": 7}, {"queue": "a"}]
+
+
+def test_a_queue_that_is_only_limited_is_not_drained(pq: pgqueue.PgQueue, admin: Admin) -> None:
+    enqueue(pq, 3)
+    pq.limit_queue("q", running=1, rate=1, per=3600, burst=1)
+    pq.complete(pq.claim("q"))
+    assert not pq.run(status_ops.drained("q"))
+    rest(admin, 3600)
+    pq.complete(pq.claim("q"))
+    rest(admin, 3600)
+    pq.complete(pq.claim("q"))
+    assert pq.run(status_ops.drained("q"))
+
+
+async def test_the_async_client_keeps_to_limits(database: str) -> None:
+    async with pgqueue.AsyncPgQueue(database) as pq:
+        for _ in range(5):
+            await pq.enqueue("work", queue="q")
+        await pq.limit_queue("q", running=2, rate=5, burst=3)
+        assert [limit.burst for limit in await pq.limits()] == [3]
+        jobs = await pq.claim("q", limit=5)
+        assert len(jobs) == 2
+        await pq.complete(jobs)
+        assert await pq.unlimit_queue("q") is True
+        assert len(await pq.claim("q", limit=5)) == 3
+        await pq.limit_key("q", "key", 2, rate=5)
+        [lane] = await pq.lanes("q")
+        assert (lane.width, lane.rate, lane.burst) == (2, 5.0, 5)
