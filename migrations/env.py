@@ -49,7 +49,7 @@ if context.is_offline_mode():
         dialect_name="postgresql",
         dialect_opts={"paramstyle": "named"},
         literal_binds=True,
-        transactional_ddl=True,
+        transactional_ddl=context.config.attributes.get("transaction", True),
         **options,
     )
     with context.begin_transaction():

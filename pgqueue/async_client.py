@@ -11,13 +11,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
+import psycopg
+
 from pgqueue.batch import Batch, BatchJob
 from pgqueue.controls import as_ids
 from pgqueue.core import Jobs, failed, selection, snoozed
-from pgqueue.drivers.execute import AsyncConnection, run_async, whole_async
+from pgqueue.drivers.execute import AsyncConnection, Foreign, run_async, whole_async
 from pgqueue.drivers.hearing import Hearing
 from pgqueue.drivers.pool import AsyncPool
-from pgqueue.drivers.resolve import async_connection
+from pgqueue.drivers.resolve import async_connection, note_failure_async
 from pgqueue.job import Job
 from pgqueue.limit_methods import AsyncLimits
 from pgqueue.ops import Op
@@ -53,16 +55,19 @@ class AsyncTask(BaseTask[P, R], Generic[P, R]):
     async def enqueue(self, *args: Any, using: Any, **kwargs: Any) -> int: ...
     async def enqueue(self, *args: Any, using: Any = None, **kwargs: Any) -> int:
         """As Task.enqueue; `using` is an async connection or session."""
-        return await self.app.run(self.app.enqueue_op(self, self.defaults, args, kwargs), using)
+        op = self.app.enqueue_op(self, self.defaults, args, kwargs)
+        return await self.app.run(op, self.using if using is None else using)
 
     async def enqueue_many(self, calls: Calls, *, using: Any = None) -> list[int]:
         """As Task.enqueue_many."""
         op, atomic = self.app.enqueue_many_op(self, self.defaults, calls)
-        return await self.app.run(op, using, atomic=atomic)
+        return await self.app.run(op, self.using if using is None else using, atomic=atomic)
 
-    def options(self, **changes: Any) -> Self:
+    def options(self, *, using: Any = None, **changes: Any) -> Self:
         """As Task.options."""
-        return type(self)(self.app, self.function, self.name, self.defaults.for_call(changes))
+        task = type(self)(self.app, self.function, self.name, self.defaults.for_call(changes))
+        task.using = self.using if using is None else using
+        return task
 
 
 class AsyncBatchTask(AsyncTask[P, R], Generic[P, R]):
@@ -77,7 +82,8 @@ class AsyncBatchTask(AsyncTask[P, R], Generic[P, R]):
 class AsyncPgQueue(AsyncLimits, AsyncTopics):
     """A queue in the database at `database_url` (or PGQUEUE_DATABASE_URL); see Settings for the other options.
 
-    Nothing is connected before the first call that needs it. Belongs to the event loop of its first use.
+    Nothing is connected before the first call that needs it. Belongs to the event loop of its first use, and once that is
+    closed to the next one.
     """
 
     def __init__(self, database_url: str | None = None, **options: Any) -> None:
@@ -107,11 +113,16 @@ class AsyncPgQueue(AsyncLimits, AsyncTopics):
     async def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on a connection of our own (`atomic`: in one transaction)."""
         if using is None:
-            async with self._pool.connection() as connection:
-                return await self._run(connection, op, atomic)
-        return await self._run(await async_connection(using), op, atomic)
+            async with self._pool.connection() as own:
+                return await self._run(own, op, atomic)
+        connection = await async_connection(using)
+        try:
+            return await self._run(connection, op, atomic)
+        except psycopg.Error:
+            await note_failure_async(using)
+            raise
 
-    async def _run(self, connection: AsyncConnection, op: Op[T], atomic: bool) -> T:
+    async def _run(self, connection: AsyncConnection | Foreign, op: Op[T], atomic: bool) -> T:
         if not atomic:
             return await run_async(connection, op, self.settings.schema)
         async with whole_async(connection):

@@ -56,9 +56,11 @@ class Task(BaseTask[P, R], Generic[P, R]):
 
         With `using` the job belongs to that connection's transaction: it exists once that commits, and never if it does
         not. Without, it is durable when this returns. ArgumentsDoNotBind and PayloadError are raised before anything is
-        sent, so the caller's transaction stays usable.
+        sent, so the caller's transaction stays usable. A type checker sees the arguments beside `using` only where that is
+        given as ``task.options(using=…).enqueue(…)``.
         """
-        return self.app.run(self.app.enqueue_op(self, self.defaults, args, kwargs), using)
+        op = self.app.enqueue_op(self, self.defaults, args, kwargs)
+        return self.app.run(op, self.using if using is None else using)
 
     def enqueue_many(self, calls: Calls, *, using: Any = None) -> list[int]:
         """Enqueue many calls, all or nothing; returns the ids in their order.
@@ -67,11 +69,13 @@ class Task(BaseTask[P, R], Generic[P, R]):
         With `using`, a bad element raises after earlier chunks were sent: roll your transaction (or savepoint) back then.
         """
         op, atomic = self.app.enqueue_many_op(self, self.defaults, calls)
-        return self.app.run(op, using, atomic=atomic)
+        return self.app.run(op, self.using if using is None else using, atomic=atomic)
 
-    def options(self, **changes: Any) -> Self:
-        """The same task with other options for the calls made on the copy; see TaskOptions."""
-        return type(self)(self.app, self.function, self.name, self.defaults.for_call(changes))
+    def options(self, *, using: Any = None, **changes: Any) -> Self:
+        """The same task with other options for calls on the copy (see TaskOptions), or in the transaction of `using`."""
+        task = type(self)(self.app, self.function, self.name, self.defaults.for_call(changes))
+        task.using = self.using if using is None else using
+        return task
 
 
 class BatchTask(Task[P, R], Generic[P, R]):

@@ -68,7 +68,13 @@ def selection(queue: str | None, task: str | None, ids: int | Iterable[int] | No
 
 
 class Core(Controls):
-    """See the module. `settings`, `tasks` (the registry) and `events` are public on both clients."""
+    """See the module. `settings`, `tasks` (the registry) and `events` are public on both clients.
+
+    `home`: the module that a child process of a worker imports first; None for the one in which this object has its name,
+    "" for the one that --app says: only there it is complete.
+    """
+
+    home: str | None = None
 
     def __init__(self, database_url: str | None = None, **options: Any) -> None:
         self.settings: Settings = load_settings({"database_url": database_url, **options})

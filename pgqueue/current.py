@@ -32,7 +32,9 @@ class Transaction(Protocol):
 
 
 class Desk(Protocol):
-    """What a worker does for its handlers."""
+    """What a worker does for its handlers. `app`: the queue object that it serves."""
+
+    app: Any
 
     def transaction(self, jobs: Sequence[CurrentJob], using: Any) -> Transaction:
         """The block of `CurrentJob.transaction`, for all of these jobs."""
@@ -112,6 +114,11 @@ class CurrentJob:
     def headers(self) -> dict[str, Any]:
         """What travels with the job beside its arguments."""
         return self._job.headers
+
+    @property
+    def served_by(self) -> Any:
+        """The PgQueue or AsyncPgQueue that the worker was started with; None in a child process."""
+        return None if self._desk is None else self._desk.app
 
     @property
     def scheduled_for(self) -> datetime | None:

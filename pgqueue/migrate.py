@@ -111,6 +111,27 @@ def script(schema: str = "pgqueue", revision: str = "head") -> str:
     return text.getvalue()
 
 
+def step(schema: str, before: str | None, after: str | None) -> str:
+    """The SQL from one revision to another, up or down, None being no queue: for those who run it in a transaction of their
+    own, under the lock. ConfigurationError as in `upgrade`."""
+    text = io.StringIO()
+    config = _config(schema, output=text)
+    config.attributes["transaction"] = False
+    config.attributes["prologue"] = () if before else (_create_schema_statement(schema),)
+    places = [_place(revision or BASE, _known()) for revision in (before, after)]
+    move = command.upgrade if places[0] < places[1] else command.downgrade
+    with _alembic_is_not_thread_safe:
+        move(config, f"{before or BASE}:{after or BASE}", sql=True)
+    if after is None:
+        text.write(f'DROP TABLE "{schema}".{VERSION_TABLE};\n\n{_drop_schema_statement(schema)};\n')
+    return text.getvalue()
+
+
+def revisions() -> list[str]:
+    """Every revision of this package, oldest first."""
+    return _known()
+
+
 def heads() -> tuple[str, ...]:
     """The newest revision this package knows; one, unless somebody forked the history."""
     return tuple(_scripts().get_heads())
@@ -238,7 +259,7 @@ class _Run:
         end = self._end(known, place)
         if 0 < place < end:
             # No snapshot is held meanwhile: READ COMMITTED, and no statement runs.
-            self._build(_indexes(known[place]))
+            self._build(indexes_of(known[place]))
         _apply(connection, self.schema, known[end - 1] if end else BASE, up=end > place)
         return MigrationResult(before=before, after=known[end - 1] if end else None)
 
@@ -254,7 +275,7 @@ class _Run:
         """How far this transaction goes. A new schema has nobody who could be kept waiting."""
         if place == 0:
             return self.target
-        stops = [later for later in range(place + 1, self.target) if _indexes(known[later])]
+        stops = [later for later in range(place + 1, self.target) if indexes_of(known[later])]
         return min(stops, default=self.target)
 
     def state(self) -> str:
@@ -309,7 +330,7 @@ def _place(revision: str, known: list[str]) -> int:
     return known.index(revision) + 1
 
 
-def _indexes(revision: str) -> Indexes:
+def indexes_of(revision: str) -> Indexes:
     """What is built beside the work before this revision."""
     script = _scripts().get_revision(revision)
     found: Indexes = getattr(script.module, "INDEXES", {}) if script else {}

@@ -6,6 +6,7 @@ The migrations create the schema, this page only describes it; a test keeps the 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    DateTime,
+    Connection,
     Double,
     Identity,
     Index,
@@ -32,11 +33,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
 
 from pgqueue.config import validate_schema
+from pgqueue.tables_columns import call, name, time
+from pgqueue.tables_schedules import schedule
 from pgqueue.tables_topics import message, subscription, topic
 
 VERSION_TABLE = "schema_version"
 
-IncludeName = Callable[[str | None, str, Mapping[str, Any]], bool]
+IncludeName = Callable[[str | None, str, Mapping[Any, Any]], bool]
+"""What Alembic calls so; its own type has literals for the keys, and Alembic is not needed here."""
 
 _PARTITION = re.compile(r"archive_(rest|[0-9]{8})|message_(rest|[0-9]+(_(rest|[0-9]+))?)")
 
@@ -72,7 +76,7 @@ def metadata_for(schema: str = "pgqueue") -> MetaData:
     """
     metadata = MetaData(schema=validate_schema(schema))
     for define in (
-        *(_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, _schedule),
+        *(_job, _lease, _worker, _dead_letter, _archive, _queue, _admission, _lane, schedule),
         *(_result, _kept_task, _progress, _unique_window),
         *(topic, subscription, message),
     ):
@@ -92,51 +96,63 @@ def is_partition(name: str) -> bool:
     return _PARTITION.fullmatch(name) is not None
 
 
-def exclude_from_autogenerate(schema: str = "pgqueue") -> IncludeName:
+def exclude_from_autogenerate(schema: str = "pgqueue", connection: Connection | None = None) -> IncludeName:
     """An `include_name` for the env.py of a host's own Alembic: everything except what pgqueue keeps in `schema`.
 
     With it, ``alembic revision --autogenerate`` of the host neither drops nor alters the tables of the queue, with and
-    without ``include_schemas``. In "public", which the host may share, only pgqueue's own names are left out.
+    without ``include_schemas``, and wherever `schema` stands in the search_path. In "public", which the host may share, only
+    pgqueue's own names are left out.
+
+    `connection`: that of the comparison, needed only outside of an env.py, and only where `schema` is in the search_path.
     """
     ours = {table.name for table in metadata_for(schema).tables.values()} | {VERSION_TABLE}
     shared = schema == "public"
 
-    def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any]) -> bool:
+    def include_name(name: str | None, type_: str, parent_names: Mapping[Any, Any]) -> bool:
         if type_ == "schema":
             return shared or name != schema
-        # Alembic calls the default schema None; that is "public" unless the host's search_path says otherwise.
-        if parent_names.get("schema_name") != schema and not (shared and parent_names.get("schema_name") is None):
-            return True
         table = name if type_ == "table" else parent_names.get("table_name")
-        return shared and table is not None and table not in ours and not is_partition(table)
+        known = table is not None and (table in ours or is_partition(table))
+        where = parent_names.get("schema_name")
+        # To Alembic None is the default schema, but what it finds there is whatever is visible by the search_path.
+        if where is None:
+            return not (known and (shared or _is_visible(connection, schema, str(table))))
+        return where != schema or (shared and table is not None and not known)
 
     return include_name
 
 
-def _name(name: str) -> Column[Any]:
-    """A column that identifies or is looked up: compared byte by byte, whatever the collation of the database."""
-    return Column(name, Text(collation="C"), nullable=False)
+def _is_visible(connection: Connection | None, schema: str, table: str) -> bool:
+    """Whether `table`, without a schema, is the one in `schema`."""
+    bind = connection or _alembics_connection()
+    if bind is None:
+        return False
+    question = text(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = to_regclass(quote_ident(CAST(:name AS text))) AND n.nspname = CAST(:schema AS text))"
+    )
+    return bool(bind.execute(question, {"name": table, "schema": schema}).scalar_one())
 
 
-def _time(name: str, *, nullable: bool = False, now: bool = False) -> Column[Any]:
-    default = text("clock_timestamp()") if now else None
-    return Column(name, DateTime(timezone=True), nullable=nullable, server_default=default)
-
-
-def _call() -> list[Column[Any]]:
-    """What is to be called; the payload is json, not jsonb, so that what was enqueued comes back byte for byte."""
-    return [Column("task", Text, nullable=False), Column("args", JSON), Column("kwargs", JSON)]
+def _alembics_connection() -> Connection | None:
+    """That of the env.py which runs now. Its function is called from there, so Alembic is imported already."""
+    context = sys.modules.get("alembic.context")
+    try:
+        bind: Connection | None = None if context is None else context.get_bind()
+    except NameError:  # nothing runs
+        return None
+    return bind
 
 
 def _job(metadata: MetaData) -> None:
     sequence = Sequence("job_id_seq", data_type=BigInteger, schema=metadata.schema, metadata=metadata)
     columns: list[Column[Any]] = [
         Column("id", BigInteger, sequence, server_default=sequence.next_value(), nullable=False),
-        _name("queue"),
-        *_call(),
+        name("queue"),
+        *call(),
         Column("priority", SmallInteger, nullable=False, server_default=text("0")),
         Column("position", BigInteger, server_default=sequence.next_value()),
-        _time("run_at", nullable=True),
+        time("run_at", nullable=True),
         Column("attempt", Integer, nullable=False, server_default=text("0")),
         Column("max_attempts", Integer, nullable=False, server_default=text("20")),
         Column("lost", Integer, nullable=False, server_default=text("0")),
@@ -146,14 +162,14 @@ def _job(metadata: MetaData) -> None:
         Column("retry", JSON),
         Column("headers", JSON),
         Column("errors", JSONB),
-        _time("created_at", now=True),
+        time("created_at", now=True),
         *_keys(),
         Column("admitted", Boolean),
         Column("park", Boolean),
-        _time("expires_at", nullable=True),
+        time("expires_at", nullable=True),
         Column("next_key", Text(collation="C")),
         Column("next_mode", SmallInteger),
-        _time("next_at", nullable=True),
+        time("next_at", nullable=True),
     ]
     job = Table("job", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="job_pkey"))
     claimable = job.c.position.is_not(None)
@@ -187,22 +203,22 @@ def _index_lanes(job: Table) -> None:
 def _admission(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
         Column("id", BigInteger, Identity(always=True), nullable=False),
-        _name("queue"),
-        _name("lane"),
-        _time("due_at", nullable=True),
+        name("queue"),
+        name("lane"),
+        time("due_at", nullable=True),
     ]
     Table("admission", metadata, *columns, PrimaryKeyConstraint("queue", "id", name="admission_pkey"))
 
 
 def _lane(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
-        _name("lane"),
-        _name("queue"),
+        name("lane"),
+        name("queue"),
         Column("width", Integer),
-        _time("parked_at", nullable=True),
+        time("parked_at", nullable=True),
         Column("parked_by", BigInteger),
         *_bucket(),
-        _time("wakes_at", nullable=True),
+        time("wakes_at", nullable=True),
     ]
     Table("lane", metadata, *columns, PrimaryKeyConstraint("lane", "queue", name="lane_pkey"))
 
@@ -213,11 +229,11 @@ def _lease(metadata: MetaData) -> None:
     token = text(f"((extract(epoch FROM clock_timestamp()) * 1000000)::bigint << 9) | ({tie} & 511)")
     columns: list[Column[Any]] = [
         Column("id", BigInteger, server_default=token, autoincrement=False, nullable=False),
-        _name("queue"),
+        name("queue"),
         Column("worker_id", BigInteger),
         Column("job_ids", ARRAY(BigInteger), nullable=False),
-        _time("claimed_at"),
-        _time("expires_at"),
+        time("claimed_at"),
+        time("expires_at"),
     ]
     lease = Table("lease", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="lease_pkey"))
     Index("lease_expiry", lease.c.queue, lease.c.expires_at)
@@ -233,8 +249,8 @@ def _worker(metadata: MetaData) -> None:
         Column("queues", ARRAY(Text), nullable=False),
         Column("concurrency", Integer, nullable=False),
         Column("lease_seconds", Double, nullable=False),
-        _time("started_at", now=True),
-        _time("seen_at", now=True),
+        time("started_at", now=True),
+        time("seen_at", now=True),
         Column("completed", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
         Column("circuits", JSONB),
     ]
@@ -244,8 +260,8 @@ def _worker(metadata: MetaData) -> None:
 def _dead_letter(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
         Column("id", BigInteger, autoincrement=False, nullable=False),
-        _name("queue"),
-        *_call(),
+        name("queue"),
+        *call(),
         Column("priority", SmallInteger, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("max_attempts", Integer, nullable=False),
@@ -254,9 +270,9 @@ def _dead_letter(metadata: MetaData) -> None:
         Column("retry", JSON),
         Column("headers", JSON),
         Column("errors", JSONB),
-        _time("created_at"),
+        time("created_at"),
         Column("reason", Text, nullable=False),
-        _time("died_at", now=True),
+        time("died_at", now=True),
         *_keys(),
         Column("park", Boolean),
     ]
@@ -267,17 +283,17 @@ def _dead_letter(metadata: MetaData) -> None:
 def _archive(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
         Column("id", BigInteger, autoincrement=False, nullable=False),
-        _name("queue"),
-        *_call(),
+        name("queue"),
+        *call(),
         Column("priority", SmallInteger, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("lost", Integer, nullable=False),
         Column("headers", JSON),
         Column("errors", JSONB),
-        _name("state"),
+        name("state"),
         Column("reason", Text),
-        _time("created_at"),
-        _time("finished_at"),
+        time("created_at"),
+        time("finished_at"),
     ]
     key = PrimaryKeyConstraint("id", "queue", "finished_at", name="archive_pkey")
     Table("archive", metadata, *columns, key, postgresql_partition_by="RANGE (finished_at)")
@@ -285,20 +301,20 @@ def _archive(metadata: MetaData) -> None:
 
 def _queue(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
-        _name("name"),
-        _time("paused_at", nullable=True),
-        _time("paused_until", nullable=True),
+        name("name"),
+        time("paused_at", nullable=True),
+        time("paused_until", nullable=True),
         Column("paused_tasks", JSONB),
         Column("ageing", Double),
         Column("ageing_mark", BigInteger),
         Column("ageing_next", BigInteger),
         Column("ageing_level", SmallInteger),
-        _time("aged_at", nullable=True),
+        time("aged_at", nullable=True),
         Column("most_running", Integer),
         *_bucket(),
         Column("limit_definition", Text),
         Column("limit_superseded", ARRAY(Text)),
-        _time("limit_affirmed_at", nullable=True),
+        time("limit_affirmed_at", nullable=True),
     ]
     Table("queue", metadata, *columns, PrimaryKeyConstraint("name", name="queue_pkey"))
 
@@ -309,53 +325,19 @@ def _bucket() -> list[Column[Any]]:
         Column("rate", Double),
         Column("burst", Integer),
         Column("tokens", Double),
-        _time("refilled_at", nullable=True),
+        time("refilled_at", nullable=True),
     ]
-
-
-def _schedule(metadata: MetaData) -> None:
-    columns: list[Column[Any]] = [
-        _name("name"),
-        Column("cron", Text),
-        Column("every", Double),
-        Column("tz", Text, nullable=False, server_default=text("'UTC'")),
-        Column("missed", Text, nullable=False, server_default=text("'once'")),
-        Column("grace", Double, nullable=False, server_default=text("60")),
-        Column("overlap", Boolean, nullable=False, server_default=text("true")),
-        Column("queue", Text(collation="C"), nullable=False, server_default=text("'default'")),
-        *_call(),
-        Column("priority", SmallInteger, nullable=False, server_default=text("0")),
-        Column("max_attempts", Integer, nullable=False, server_default=text("20")),
-        Column("timeout", Double),
-        Column("retry", JSON),
-        Column("headers", JSON),
-        Column("definition", Text),
-        Column("superseded", ARRAY(Text), nullable=False, server_default=text("'{}'")),
-        _time("affirmed_at", nullable=True),
-        Column("version", BigInteger, nullable=False, server_default=text("1")),
-        _time("starts_at", now=True),
-        _time("ticked_to", now=True),
-        Column("next_at", DateTime(timezone=True), server_default=text("clock_timestamp()")),
-        _time("paused_at", nullable=True),
-        _time("last_at", nullable=True),
-        Column("last_job_id", BigInteger),
-        Column("last_queue", Text(collation="C")),
-        Column("expires_in", Double),
-    ]
-    schedule = Table("schedule", metadata, *columns, PrimaryKeyConstraint("name", name="schedule_pkey"))
-    waiting = schedule.c.next_at.is_not(None) & schedule.c.paused_at.is_(None)
-    Index("schedule_next", schedule.c.next_at, postgresql_where=waiting)
 
 
 def _result(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
         Column("id", BigInteger, autoincrement=False, nullable=False),
-        _name("queue"),
-        _name("state"),
+        name("queue"),
+        name("state"),
         Column("value", JSON),
         Column("error", Text),
-        _time("finished_at"),
-        _time("expires_at"),
+        time("finished_at"),
+        time("expires_at"),
     ]
     result = Table("result", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="result_pkey"))
     Index("result_expiry", result.c.expires_at)
@@ -369,18 +351,18 @@ def _kept_task(metadata: MetaData) -> None:
 def _progress(metadata: MetaData) -> None:
     columns: list[Column[Any]] = [
         Column("id", BigInteger, autoincrement=False, nullable=False),
-        _name("queue"),
+        name("queue"),
         Column("token", BigInteger, nullable=False),
         Column("attempt", Integer, nullable=False),
         Column("percent", Double),
         Column("message", Text, nullable=False),
-        _time("updated_at"),
+        time("updated_at"),
     ]
     Table("progress", metadata, *columns, PrimaryKeyConstraint("id", "queue", name="progress_pkey"))
 
 
 def _unique_window(metadata: MetaData) -> None:
-    columns = (_name("unique_key"), _name("queue"), _time("until"), Column("job_id", BigInteger, nullable=False))
+    columns = (name("unique_key"), name("queue"), time("until"), Column("job_id", BigInteger, nullable=False))
     key = PrimaryKeyConstraint("unique_key", "queue", name="unique_window_pkey")
     window = Table("unique_window", metadata, *columns, key)
     Index("unique_window_end", window.c.queue, window.c.until)

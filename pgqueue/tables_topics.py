@@ -8,7 +8,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    DateTime,
     Double,
     Identity,
     Index,
@@ -23,20 +22,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
 
-
-def _name(name: str, *, nullable: bool = False) -> Column[Any]:
-    return Column(name, Text(collation="C"), nullable=nullable)
-
-
-def _time(name: str, *, nullable: bool = False, now: bool = False) -> Column[Any]:
-    default = text("clock_timestamp()") if now else None
-    return Column(name, DateTime(timezone=True), nullable=nullable, server_default=default)
+from pgqueue.tables_columns import name, time
 
 
 def topic(metadata: MetaData) -> None:
     """Define it."""
     columns: list[Column[Any]] = [
-        _name("name"),
+        name("name"),
         Column("number", BigInteger, Identity(always=True), nullable=False),
         Column("version", BigInteger, nullable=False, server_default=text("0")),
         Column("segment", BigInteger, nullable=False, server_default=text("1")),
@@ -46,9 +38,9 @@ def topic(metadata: MetaData) -> None:
         Column("seen", Text, nullable=False, server_default=text("'1:1:'")),
         Column("settled", BigInteger, nullable=False, server_default=text("0")),
         Column("sizes", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
-        _time("looked_at", now=True),
-        _time("rolled_at", now=True),
-        _time("changed_at", now=True),
+        time("looked_at", now=True),
+        time("rolled_at", now=True),
+        time("changed_at", now=True),
     ]
     Table("topic", metadata, *columns, PrimaryKeyConstraint("name", name="topic_pkey"))
 
@@ -56,7 +48,7 @@ def topic(metadata: MetaData) -> None:
 def subscription(metadata: MetaData) -> None:
     """Define it."""
     columns: list[Column[Any]] = [
-        *(_name("topic"), _name("name"), _name("queue")),
+        *(name("topic"), name("name"), name("queue")),
         Column("task", Text, nullable=False),
         Column("priority", SmallInteger, nullable=False, server_default=text("0")),
         Column("max_attempts", Integer, nullable=False, server_default=text("20")),
@@ -69,13 +61,13 @@ def subscription(metadata: MetaData) -> None:
         Column("switches", ARRAY(BigInteger), nullable=False, server_default=text("'{}'::bigint[]")),
         Column("reading", Text),
         Column("done", Text),
-        _time("start_at", nullable=True),
+        time("start_at", nullable=True),
         Column("replayed_to", BigInteger),
         Column("definition", Text),
         Column("superseded", ARRAY(Text), nullable=False, server_default=text("'{}'::text[]")),
-        _time("affirmed_at", nullable=True),
-        _time("created_at", now=True),
-        _time("gone_at", nullable=True),
+        time("affirmed_at", nullable=True),
+        time("created_at", now=True),
+        time("gone_at", nullable=True),
     ]
     Table("subscription", metadata, *columns, PrimaryKeyConstraint("topic", "name", name="subscription_pkey"))
 
@@ -85,13 +77,13 @@ def message(metadata: MetaData) -> None:
     Sequence("message_id_seq", data_type=BigInteger, schema=metadata.schema, metadata=metadata)
     columns: list[Column[Any]] = [
         Column("id", BigInteger, autoincrement=False, nullable=False),
-        _name("topic"),
+        name("topic"),
         Column("segment", BigInteger, nullable=False),
         Column("version", BigInteger, nullable=False),
         Column("xid", BigInteger, nullable=False),
-        _name("key", nullable=True),
+        name("key", nullable=True),
         *(Column("args", JSON), Column("kwargs", JSON), Column("headers", JSON)),
-        _time("published_at"),
+        time("published_at"),
     ]
     key = PrimaryKeyConstraint("id", "topic", "segment", name="message_pkey")
     table = Table("message", metadata, *columns, key, postgresql_partition_by="LIST (topic)")

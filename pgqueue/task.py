@@ -245,6 +245,7 @@ class BaseTask(Generic[P, R]):
     """
 
     chain: Any = None  # the middleware of its application
+    using: Any = None  # a caller's connection, of a copy that was made for it
 
     def __init__(self, function: Callable[P, R], name: str, options: TaskOptions) -> None:
         self.function = function
@@ -256,9 +257,7 @@ class BaseTask(Generic[P, R]):
         self.rule = None if isinstance(options.retry, Policy) else options.retry
         self.retry_json = stored_json(options.retry)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(
-                f"task {name} is a generator: calling it would run nothing; write it as a function"
-            )
+            raise ConfigurationError(f"task {name} is a generator, so a call would run nothing: make it a function")
         self._signature = inspect.signature(function) if options.batch is None else _signature_of_jobs(self)
         if RESERVED in self._signature.parameters:
             raise ConfigurationError(

@@ -160,6 +160,22 @@ async def _sa_async_connection(database: str) -> AsyncIterator[Caller]:
 
 
 @asynccontextmanager
+async def _sa_async_connection_on_asyncpg(database: str) -> AsyncIterator[Caller]:
+    engine = sa_async.create_async_engine(sqlalchemy_url(database, "asyncpg"))
+    async with engine.connect() as connection:
+        yield Caller(database, connection, asynchronous=True)
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def _sa_async_session_on_asyncpg(database: str) -> AsyncIterator[Caller]:
+    engine = sa_async.create_async_engine(sqlalchemy_url(database, "asyncpg"))
+    async with sa_async.AsyncSession(engine) as session:
+        yield Caller(database, session, asynchronous=True)
+    await engine.dispose()
+
+
+@asynccontextmanager
 async def _sa_async_session(database: str) -> AsyncIterator[Caller]:
     engine = sa_async.create_async_engine(sqlalchemy_url(database))
     async with sa_async.AsyncSession(engine) as session:
@@ -189,5 +205,7 @@ OPENERS = {
     "SQLAlchemy scoped_session": _sa_scoped_session,
     "SQLAlchemy AsyncConnection": _sa_async_connection,
     "SQLAlchemy AsyncSession": _sa_async_session,
+    "SQLAlchemy AsyncConnection on asyncpg": _sa_async_connection_on_asyncpg,
+    "SQLAlchemy AsyncSession on asyncpg": _sa_async_session_on_asyncpg,
     "Django": _django,
 }

@@ -11,7 +11,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pgqueue.cli.host import Host
 
 
 def main() -> None:
@@ -26,20 +29,26 @@ def main() -> None:
     leave(status)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit status. Whatever goes wrong has been said on stderr."""
+def run(arguments: Sequence[str], host: Host | None = None) -> int:
+    """Run one command line; returns the exit status. Whatever goes wrong has been said on stderr.
+
+    `host`: the framework's command that this is a part of.
+    """
     from pgqueue.cli.errors import report
+    from pgqueue.cli.host import hosted
 
     # What the driver's pool remarks is for a log; a command has none, and one sentence of its own.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        status = command().main(list(arguments), prog_name="pgqueue", standalone_mode=False)
-        sys.stdout.flush()
-    except BaseException as error:  # noqa: BLE001 - the one place where errors become sentences
-        return report(error, arguments)
+    with hosted(host):
+        try:
+            name = "pgqueue" if host is None else host.name
+            status = command().main(list(arguments), prog_name=name, standalone_mode=False)
+            sys.stdout.flush()
+        except BaseException as error:  # noqa: BLE001 - the one place where errors become sentences
+            return report(error, arguments)
     return int(status or 0)
 
 

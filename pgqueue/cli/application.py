@@ -18,6 +18,7 @@ import psycopg
 
 from pgqueue.cli.database import check_url, configured, private_server
 from pgqueue.cli.errors import UsageMistake, sentence
+from pgqueue.cli.host import current_host, promise
 from pgqueue.cli.options import APP_VARIABLE, SCHEMA_VARIABLE, URL_VARIABLE, Place
 from pgqueue.core import Core
 from pgqueue.errors import DatabaseUnavailable, PgQueueError
@@ -32,10 +33,19 @@ class AppError(PgQueueError):
 
 def app_name(given: str | None) -> str:
     """What --app or PGQUEUE_APP says; UsageMistake when neither is given."""
-    name = given or os.environ.get(APP_VARIABLE)
+    name = known_app(given)
     if not name:
         raise UsageMistake(f"which application? give --app module:attribute, or set {APP_VARIABLE}")
     return name
+
+
+def known_app(given: str | None) -> str | None:
+    """The same, and None when neither is given. A host has one application, which nobody else names."""
+    if (host := current_host()) is None:
+        return given or os.environ.get(APP_VARIABLE)
+    if given:
+        raise UsageMistake(f"leave out --app: `{host.name}` works on its own application")
+    return host.name
 
 
 @contextmanager
@@ -46,6 +56,10 @@ def application(place: Place, name: str) -> Iterator[Core]:
     no database anywhere it is the private one: its URL is in the environment before the application is imported, and
     the server is started once it is known that the application does not bring its own.
     """
+    if (host := current_host()) is not None:
+        with _hosted(place, host.queue) as core:
+            yield core
+        return
     for variable, value in ((URL_VARIABLE, place.database_url), (SCHEMA_VARIABLE, place.schema)):
         if value:
             os.environ[variable] = value
@@ -53,6 +67,7 @@ def application(place: Place, name: str) -> Iterator[Core]:
         yield _moved(load(name), database_url=place.database_url, schema=place.schema)
         return
     os.environ[URL_VARIABLE] = promised = _private_url()
+    promise(promised)
     try:
         app = load(name)
     except AppError as error:
@@ -68,6 +83,15 @@ def application(place: Place, name: str) -> Iterator[Core]:
         yield _moved(app or load(name), database_url=url, schema=place.schema)
 
 
+@contextmanager
+def _hosted(place: Place, core: Core) -> Iterator[Core]:
+    if place.database_url or core.settings.database_url:
+        yield _moved(core, database_url=place.database_url, schema=place.schema)
+        return
+    with private_server(place, place.schema or core.settings.schema) as url:
+        yield _moved(core, database_url=url, schema=place.schema)
+
+
 def load(name: str) -> Core:
     """Import the module, with the current directory first on the path, and find the PgQueue in it; AppError says why not."""
     module_name, _, attribute = name.partition(":")
@@ -75,7 +99,10 @@ def load(name: str) -> Core:
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
     module = _import(module_name)
-    return _named(module, attribute) if attribute else _only(module)
+    found = _named(module, attribute) if attribute else _only(module)
+    if found.home == "":
+        found.home = module_name
+    return found
 
 
 def _import(name: str) -> ModuleType:

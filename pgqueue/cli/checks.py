@@ -14,6 +14,7 @@ from psycopg import sql
 
 from pgqueue.cli import check_queries as queries
 from pgqueue.cli.errors import sentence
+from pgqueue.cli.host import as_typed
 from pgqueue.client import PgQueue
 from pgqueue.config import Settings
 from pgqueue.drivers.pool import choose_preparing, connect_options, describe, unavailable
@@ -121,7 +122,7 @@ def _schema(settings: Settings) -> Finding:
         return Finding(check="schema", level=Level.FAIL, found=sentence(error))
     usable = result.fits or result.state is migrate.SchemaState.DRIFTED
     level = Level.OK if result.state is migrate.SchemaState.CURRENT else Level.WARN if usable else Level.FAIL
-    return Finding(check="schema", level=level, found=result.sentence)
+    return Finding(check="schema", level=level, found=as_typed(result.sentence))
 
 
 def _rights(connection: Connection, schema: str) -> Finding:

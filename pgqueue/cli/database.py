@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from pgqueue.cli.host import current_host
 from pgqueue.cli.options import Place
 from pgqueue.cli.output import note
 from pgqueue.client import PgQueue
@@ -19,8 +21,13 @@ from pgqueue.ops.status import queue_names
 
 
 def configured(place: Place) -> Settings:
-    """The settings of the command line and the environment; `database_url` may be open."""
-    settings = load_settings({"database_url": place.database_url, "schema": place.schema})
+    """The settings of the command line and the environment, or of the host; `database_url` may be open."""
+    given = {"database_url": place.database_url, "schema": place.schema}
+    if (host := current_host()) is None:
+        settings = load_settings(given)
+    else:
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value}
+        settings = dataclasses.replace(host.queue.settings, **changes)
     check_url(settings.database_url)
     check_url(settings.listen_url)
     return settings

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pgqueue.cli.application import application
+from pgqueue.cli.application import application, known_app
 from pgqueue.cli.database import queue as queue_of
 from pgqueue.cli.errors import UsageMistake, usage
-from pgqueue.cli.options import APP_VARIABLE, AppName, Place, placed
+from pgqueue.cli.options import AppName, Place, placed
 from pgqueue.cli.output import write
 from pgqueue.client import PgQueue
 from pgqueue.config import validate_name
@@ -79,7 +78,7 @@ def enqueue(
         with queue_of(place) as pq:
             write(str(pq.enqueue(task, positional, keywords, **options)))
         return 0
-    name = app or os.environ.get(APP_VARIABLE)
+    name = known_app(app)
     if not name:
         raise UsageMistake("give --app module:attribute, so that name and arguments can be checked, or --unchecked")
     with application(place, name) as core:

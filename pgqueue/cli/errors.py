@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import psycopg
 import typer
 
+from pgqueue.cli.host import as_typed
 from pgqueue.drivers.execute import first_line
 from pgqueue.errors import ConfigurationError, PgQueueError
 from pgqueue.failure import one_line
@@ -69,7 +70,7 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
 
 def sentence(error: BaseException) -> str:
     """One line for people; no password is in it."""
-    return one_line(hide_passwords(" ".join(_words(error).split())), _LONGEST)
+    return one_line(hide_passwords(as_typed(" ".join(_words(error).split()))), _LONGEST)
 
 
 def hide_passwords(text: str) -> str:

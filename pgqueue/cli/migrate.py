@@ -8,6 +8,7 @@ import typer
 
 from pgqueue.cli.database import configured, database
 from pgqueue.cli.errors import UsageMistake, usage
+from pgqueue.cli.host import as_typed
 from pgqueue.cli.options import Place, Yes, placed
 from pgqueue.cli.output import write
 from pgqueue.cli.questions import confirm
@@ -68,7 +69,7 @@ def migrate(
     with database(place, ready=False) as settings:
         if check:
             found = migrations.check(str(settings.database_url), settings.schema)
-            write(found.sentence)
+            write(as_typed(found.sentence))
             return int(not found.fits)
         return _migrate(settings, to, yes)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Annotated, Any
 
 import typer
 
-from pgqueue.cli.application import application
+from pgqueue.cli.application import application, known_app
 from pgqueue.cli.database import queue
 from pgqueue.cli.enqueue import parsed
 from pgqueue.cli.errors import Refused, UsageMistake, usage
-from pgqueue.cli.options import APP_VARIABLE, AppName, AsJson, Place, placed
+from pgqueue.cli.options import AppName, AsJson, Place, placed
 from pgqueue.cli.output import write, write_json, write_table
 from pgqueue.client import PgQueue
 from pgqueue.config import validate_name
@@ -96,7 +95,7 @@ def add(
         validate_name("task", task)
         rhythm(**timing)
         TaskOptions().changed(options)
-    chosen = app or os.environ.get(APP_VARIABLE)
+    chosen = known_app(app)
     if not chosen and not unchecked:
         raise UsageMistake("give --app module:attribute, so that task and arguments can be checked, or --unchecked")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import gc
 import logging
@@ -15,6 +16,7 @@ import typer
 from pgqueue import log
 from pgqueue.cli.application import app_name, application
 from pgqueue.cli.errors import UsageMistake, usage
+from pgqueue.cli.host import GIVEN_URL, current_host
 from pgqueue.cli.options import AppName, Place, placed
 from pgqueue.failure import one_line
 from pgqueue.worker import Worker, WorkerOptions, platform
@@ -105,7 +107,10 @@ def worker(
     signals.install(children=processes > 1)
     if processes > 1:
         return _parent(place, chosen, options, processes, log_level, signals)
-    return _alone(place, chosen, options, log_level, signals, Line(line) if line is not None else None)
+    if line is None:
+        return _alone(place, chosen, options, log_level, signals, None)
+    inherited = dataclasses.replace(place, database_url=place.database_url or os.environ.get(GIVEN_URL))
+    return _alone(inherited, chosen, options, log_level, signals, Line(line))
 
 
 def _alone(
@@ -205,12 +210,18 @@ class Running:
 
 def _parent(place: Place, app: str, options: WorkerOptions, count: int, log_level: LogLevel, signals: Signals) -> int:
     _log_to_stderr(log_level)
+    words = ["--log-level", log_level.value, *_words(options)]
+    words += ["--schema", place.schema] if place.schema else []
     # The URL travels in the environment: a command line can be read by everybody on the machine.
-    words = ["worker", "--app", app, "--log-level", log_level.value, *_words(options)]
-    for variable, value in place.variables().items():
+    given = {GIVEN_URL: place.database_url} if place.database_url else {}
+    for variable, value in {**place.variables(), **given}.items():
         os.environ[variable] = value
+    if (host := current_host()) is None:
+        program = this_program(["worker", "--app", app, *words])
+    else:
+        program = [*host.program, "worker", *words]
     signals.starting = False
-    return Parent(this_program(words), ["--quiet"], count, signals, drain=options.drain).run()
+    return Parent(program, ["--quiet"], count, signals, drain=options.drain).run()
 
 
 def _words(options: WorkerOptions) -> list[str]:
@@ -246,5 +257,6 @@ def _log_to_stderr(level: LogLevel) -> None:
     log.logger.disabled = False  # an application's dictConfig switches off what it does not know
     if not logging.root.handlers:
         handler = logging.StreamHandler()
+        handler.setLevel(level.name)  # loggers of frameworks have levels of their own
         handler.setFormatter(_OneLine("%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"))
         logging.root.addHandler(handler)

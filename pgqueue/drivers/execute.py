@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -53,8 +54,27 @@ def run(connection: SyncConnection, op: Op[T], schema: str) -> T:
         cursor.close()
 
 
-async def run_async(connection: AsyncConnection, op: Op[T], schema: str) -> T:
-    """The same on an async psycopg connection."""
+class Foreign(ABC):
+    """An async connection of another driver than psycopg. Its errors are psycopg's all the same."""
+
+    @property
+    @abstractmethod
+    def commits_by_itself(self) -> bool:
+        """True where every statement commits alone."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractAsyncContextManager[object]:
+        """One around several statements; used where every statement commits alone."""
+
+    @abstractmethod
+    async def rows(self, step: Step, schema: str) -> Rows:
+        """Run one statement; what it answers."""
+
+
+async def run_async(connection: AsyncConnection | Foreign, op: Op[T], schema: str) -> T:
+    """The same on an async connection."""
+    if isinstance(connection, Foreign):
+        return await _run_foreign(connection, op, schema)
     texts = statements(schema)
     cursor = _async_cursor(connection)
     try:
@@ -80,6 +100,28 @@ async def run_async(connection: AsyncConnection, op: Op[T], schema: str) -> T:
     finally:
         op.close()
         await cursor.close()
+
+
+async def _run_foreign(connection: Foreign, op: Op[T], schema: str) -> T:
+    try:
+        step = next(op)
+        while True:
+            try:
+                steps = step.steps if isinstance(step, Stream) else [step]
+                rows = [row for one in steps for row in await connection.rows(one, schema)]
+            except psycopg.Error as error:
+                step = op.throw(error)
+            else:
+                step = op.send(rows)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    except psycopg.Error as error:
+        said, cause = in_our_words(error, schema, step)
+        if said is error:
+            raise
+        raise said from cause
+    finally:
+        op.close()
 
 
 def _stream(connection: SyncConnection, stream: Stream, texts: Mapping[str, bytes]) -> Rows:
@@ -163,13 +205,15 @@ def whole(connection: SyncConnection) -> AbstractContextManager[object]:
     return connection.transaction() if commits_by_itself(connection) else nullcontext()
 
 
-def whole_async(connection: AsyncConnection) -> AbstractAsyncContextManager[object]:
+def whole_async(connection: AsyncConnection | Foreign) -> AbstractAsyncContextManager[object]:
     """The same on an async connection."""
     return connection.transaction() if commits_by_itself(connection) else nullcontext()
 
 
-def commits_by_itself(connection: SyncConnection | AsyncConnection) -> bool:
+def commits_by_itself(connection: SyncConnection | AsyncConnection | Foreign) -> bool:
     """True in autocommit, outside of any transaction block."""
+    if isinstance(connection, Foreign):
+        return connection.commits_by_itself
     return connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 

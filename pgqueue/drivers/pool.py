@@ -28,6 +28,10 @@ PROACTOR = (
     "asynchronous connections do not work in the ProactorEventLoop, which asyncio takes on Windows by itself: "
     "use asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)"
 )
+OTHER_LOOP = (
+    "this AsyncPgQueue is in use in another event loop, which still runs: an event loop has its own AsyncPgQueue, or closes "
+    "the one that it shares before the next begins (await pq.close())"
+)
 TRY_AGAIN = 0.5
 """Seconds between attempts to connect while somebody waits. The pool's own pause doubles up to minutes, and the first to ask
 after a failover would wait for its end."""
@@ -287,12 +291,13 @@ def is_proactor(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class AsyncPool:
-    """The same for async callers; bound to the event loop of its first use."""
+    """The same for async callers. It belongs to the event loop of its first use, and once that is closed to the next one."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._pool: AsyncConnectionPool[AsyncConnection] | None = None
         self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection]:
@@ -309,13 +314,13 @@ class AsyncPool:
             await pool.putconn(connection)
 
     async def _opened(self) -> AsyncConnectionPool[AsyncConnection]:
-        if self._pool is None or self._pid != os.getpid():
+        if self._pool is None or not self._is_ours():
             url = database_url(self.settings)
             if is_proactor(asyncio.get_running_loop()):
                 raise ConfigurationError(PROACTOR)
             with unavailable(self.settings):
                 await (await psycopg.AsyncConnection.connect(url, **connect_options(self.settings))).close()
-            if self._pool is not None and self._pid == os.getpid():
+            if self._pool is not None and self._is_ours():
                 return self._pool
             self._pool = AsyncConnectionPool(
                 url,
@@ -327,9 +332,18 @@ class AsyncPool:
                 configure=self._configure,
                 open=False,
             )
-            self._pid = os.getpid()
+            self._pid, self._loop = os.getpid(), asyncio.get_running_loop()
             await self._pool.open()
         return self._pool
+
+    def _is_ours(self) -> bool:
+        """Whether the pool can be used: what a process before a fork or a loop that has ended left behind cannot."""
+        loop = self._loop
+        if self._pid != os.getpid() or loop is None or loop.is_closed():
+            return False
+        if loop is not asyncio.get_running_loop():
+            raise ConfigurationError(OTHER_LOOP)
+        return True
 
     async def _configure(self, connection: AsyncConnection) -> None:
         if self.settings.prepare is None:
@@ -338,7 +352,7 @@ class AsyncPool:
     async def close(self) -> None:
         """Close every connection; the next use opens a new pool."""
         pool, self._pool = self._pool, None
-        if pool is not None and self._pid == os.getpid():
+        if pool is not None and self._pid == os.getpid() and self._loop is asyncio.get_running_loop():
             await pool.close()
 
 

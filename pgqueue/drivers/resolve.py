@@ -7,16 +7,18 @@ taken, because Django's cursors and SQLAlchemy's text paths would bind every par
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 
-from pgqueue.drivers.execute import AsyncConnection, SyncConnection
+from pgqueue.drivers.execute import AsyncConnection, Foreign, SyncConnection
+from pgqueue.drivers.on_asyncpg import OnAsyncpg
 from pgqueue.errors import UnsupportedConnection
 
 ACCEPTED = (
-    "a psycopg 3 connection or cursor, a SQLAlchemy Connection or Session (sync or async, on the psycopg driver), "
-    "or a Django database connection"
+    "a psycopg 3 connection or cursor, a SQLAlchemy Connection or Session (on the psycopg driver; async ones also on "
+    "asyncpg), or a Django database connection"
 )
 
 
@@ -34,21 +36,22 @@ def sync_connection(using: Any) -> SyncConnection:
     raise UnsupportedConnection(_refusal(using, raw))
 
 
-async def async_connection(using: Any) -> AsyncConnection:
-    """The same for async connections: psycopg's, SQLAlchemy's AsyncConnection and AsyncSession."""
+async def async_connection(using: Any) -> AsyncConnection | Foreign:
+    """The same for async connections: psycopg's, SQLAlchemy's AsyncConnection and AsyncSession, also on asyncpg."""
     if isinstance(using, psycopg.AsyncCursor):
         using = using.connection
     if isinstance(using, psycopg.AsyncConnection):
         return using
     raw: Any = None
     if _is_async_sqlalchemy(using):
-        target = using() if type(using).__name__ == "async_scoped_session" else using
-        _check_dialect(target)
-        if hasattr(target, "get_bind"):
-            target = await target.connection()
+        _check_dialect(using, "asyncpg")
+        target = await using.connection() if hasattr(using, "get_bind") else using
         if not target.in_transaction():
             await target.begin()
-        raw = (await target.get_raw_connection()).driver_connection
+        fairy = await target.get_raw_connection()
+        raw = fairy.driver_connection
+        if target.dialect.driver == "asyncpg":
+            return OnAsyncpg(target, fairy.dbapi_connection, raw)
     if isinstance(raw, psycopg.AsyncConnection):
         return raw
     if isinstance(using, psycopg.Connection) or _is_sqlalchemy(using) or _django_wrapper(using) is not None:
@@ -57,28 +60,47 @@ async def async_connection(using: Any) -> AsyncConnection:
 
 
 def _from_sqlalchemy(using: Any) -> Any:
-    target = using() if type(using).__name__ == "scoped_session" else using
-    _check_dialect(target)
-    if hasattr(target, "get_bind"):
-        target = target.connection()
+    _check_dialect(using)
+    target = using.connection() if hasattr(using, "get_bind") else using
     # Only a transaction that SQLAlchemy knows of is committed by its commit().
     if not target.in_transaction():
         target.begin()
     return target.connection.driver_connection
 
 
-def _check_dialect(target: Any) -> None:
-    """Refuse another driver before a transaction is begun on it."""
-    dialect = (target.get_bind() if hasattr(target, "get_bind") else target).dialect
-    if dialect.driver not in ("psycopg", "psycopg_async"):
+def _check_dialect(target: Any, *others: str) -> None:
+    """Refuse a driver that will not do before a transaction is begun on it."""
+    dialect = _bind_of(target).dialect
+    if dialect.is_async and _is_sqlalchemy(target):
+        raise UnsupportedConnection(
+            f"{_name(target)} is the inside of an async engine, as in run_sync(): enqueue outside of that, on an "
+            "AsyncPgQueue with the AsyncSession or AsyncConnection, in the same transaction"
+        )
+    if dialect.driver not in ("psycopg", "psycopg_async", *others):
         raise UnsupportedConnection(
             f"using= got {_name(target)} on {dialect.name}+{dialect.driver}, and pgqueue needs the psycopg driver: "
             "make the engine with a URL that begins with postgresql+psycopg://"
         )
 
 
+def _bind_of(target: Any) -> Any:
+    if not hasattr(target, "get_bind"):
+        return target
+    try:
+        return target.get_bind()
+    except sys.modules["sqlalchemy.exc"].UnboundExecutionError:
+        raise UnsupportedConnection(
+            f"using= got a {type(target).__name__} that has several databases, or none: pass the connection of the one with "
+            'the queue, such as session.connection(bind_arguments={"mapper": Photo})'
+        ) from None
+
+
 def _is_sqlalchemy(using: Any) -> bool:
     return _defined_in(using, "sqlalchemy", {"Connection", "Session", "scoped_session"})
+
+
+def _is_factory(using: Any) -> bool:
+    return _defined_in(using, "sqlalchemy", {"Engine", "AsyncEngine", "sessionmaker", "async_sessionmaker"})
 
 
 def _is_async_sqlalchemy(using: Any) -> bool:
@@ -102,10 +124,28 @@ def _from_django(using: Any) -> Any:
 
 
 def note_failure(using: Any) -> None:
-    """Tell Django that an error happened on its connection, so that it is looked at before the next request."""
+    """Tell the owner of a connection that an error happened on it, which happened beneath its eyes.
+
+    Django looks at it before the next request. SQLAlchemy discards one that is dead; otherwise the rollback of its caller
+    would fail, and hide the error.
+    """
     wrapper = _django_wrapper(using)
     if wrapper is not None:
         wrapper.errors_occurred = True
+    if _is_sqlalchemy(using):
+        with suppress(Exception):  # nothing that goes wrong here may hide that error
+            connection = using.connection() if hasattr(using, "get_bind") else using
+            if not connection.invalidated and connection.connection.driver_connection.closed:
+                connection.invalidate()
+
+
+async def note_failure_async(using: Any) -> None:
+    """The same for async connections."""
+    if _is_async_sqlalchemy(using):
+        with suppress(Exception):
+            connection = await using.connection() if hasattr(using, "get_bind") else using
+            if not connection.invalidated and (await connection.get_raw_connection()).driver_connection.closed:
+                await connection.invalidate()  # on asyncpg SQLAlchemy has seen the error itself
 
 
 def _django_wrapper(using: Any) -> Any:
@@ -121,6 +161,11 @@ def _django_wrapper(using: Any) -> Any:
 
 
 def _refusal(using: Any, raw: Any) -> str:
+    if _is_factory(using):
+        return (
+            f"using= got {_name(using)}, which has no transaction of its own: pass a connection or session that you got "
+            "from it, and commit that"
+        )
     beneath = f" (driver connection: {_name(raw)})" if raw is not None and raw is not using else ""
     return f"using= got {_name(using)}{beneath}, which pgqueue cannot enqueue through: pass {ACCEPTED}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pgqueue.limit import Limit
@@ -57,6 +58,14 @@ def promote(queue: str, *, channel: str | None) -> Op[list[int]]:
         promoted.extend(ids or ())
         if not ids or len(ids) < DUE:
             return promoted
+
+
+def hasten(queue: str, ids: Sequence[int], *, channel: str | None) -> Op[list[int]]:
+    """Put those of these jobs that wait for a time, a retry for instance, into line now; returns their ids."""
+    rows = yield Step("job_hasten", {"queue": queue, "ids": Int8s(ids)})
+    if rows:
+        yield from promote(queue, channel=channel)
+    return sorted(row[0] for row in rows)
 
 
 class Agenda(NamedTuple):

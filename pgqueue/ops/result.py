@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import NamedTuple
 
 from pgqueue.errors import WaitTimeout
@@ -73,6 +74,33 @@ def end(job_id: int) -> Op[JobResult | None]:
     rights = yield from end_rights()
     found = (yield from ends([job_id], rights)).get(job_id)
     return found if found is not None and found.state is not None else None
+
+
+class WholeJob(NamedTuple):
+    """All that is known of a job. `state` as in JobState; `token` and `worker` while it runs; `value_json` where a result is
+    kept."""
+
+    id: int
+    queue: str
+    task: str
+    state: str
+    args_json: str | None
+    kwargs_json: str | None
+    priority: int
+    attempt: int
+    errors_json: str | None
+    created_at: datetime | None
+    finished_at: datetime | None
+    run_at: datetime | None
+    token: int | None
+    worker: str | None
+    value_json: str | None
+
+
+def whole_job(job_id: int) -> Op[WholeJob | None]:
+    """The job of that id, whether it lives or has ended; None where nothing is left of it."""
+    rows = yield Step("job_whole", {"id": job_id})
+    return WholeJob(*rows[0]) if rows else None
 
 
 def _result(job_id: int, state: str, value: str, error: str, finished_at: object, expires_at: object) -> JobResult:

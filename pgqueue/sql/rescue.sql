@@ -151,6 +151,20 @@ SELECT array_agg(id), count(lane) > 0,
        CASE WHEN %(channel)s::text IS NOT NULL AND count(lane) > 0 THEN pg_notify(%(channel)s::text, 'key ' || %(queue)s::text) END
 FROM moved
 
+-- name: job_hasten
+-- What waits for a time is due now, and in line at the next promotion. SKIP LOCKED: what somebody holds is left as it is.
+-- next_key: what waits behind the running job of its unique key waits for that, and not for a time.
+WITH later AS MATERIALIZED (
+    SELECT id
+    FROM {schema}.job
+    WHERE queue = %(queue)s::text AND id = ANY (%(ids)b::int8[]) AND run_at > clock_timestamp() AND next_key IS NULL
+    ORDER BY id
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE {schema}.job SET run_at = clock_timestamp()
+WHERE queue = %(queue)s::text AND id = ANY (ARRAY(SELECT id FROM later))
+RETURNING id
+
 -- name: queue_agenda
 -- Seconds until the next lease ends, until the next job is due, until a lane is to be looked at, until a waiting job expires,
 -- until the next pause ends, until priorities age, and until what waits behind the job of its key is worth a look (0 or less:

@@ -170,6 +170,36 @@ LEFT JOIN LATERAL (
     LIMIT 1) AS r ON true
 WHERE NOT EXISTS (SELECT 1 FROM {schema}.job AS live WHERE live.id = asked.id)
 
+-- name: job_whole
+-- All that is known of one job, wherever it lies. One statement, so one snapshot: a job that moves from one table to another at
+-- this moment is seen in one of them. rank: a job that was redriven may have an end of its first life in the archive.
+-- CASE: as in job_ends.
+WITH found AS (
+    SELECT 1 AS rank, id, queue, task, args, kwargs, priority, attempt, errors, created_at, NULL::timestamptz AS finished_at,
+           CASE WHEN lease_id IS NOT NULL THEN 'running' WHEN run_at IS NOT NULL THEN 'scheduled'
+                WHEN position IS NULL AND lane IS NOT NULL THEN 'blocked' ELSE 'ready' END AS state,
+           CASE WHEN run_at >= '0001-01-02' AND run_at < '9999-12-30' THEN run_at END AS run_at, lease_id AS token
+    FROM {schema}.job WHERE id = %(id)s::int8
+    UNION ALL
+    SELECT 2, id, queue, task, args, kwargs, priority, attempt, errors, created_at, died_at, 'dead', NULL, NULL
+    FROM {schema}.dead_letter WHERE id = %(id)s::int8
+    UNION ALL
+    SELECT 3, id, queue, task, args, kwargs, priority, attempt, errors, created_at, finished_at, state, NULL, NULL
+    FROM {schema}.archive WHERE id = %(id)s::int8
+)
+SELECT f.id, f.queue, f.task, f.state, f.args::text, f.kwargs::text, f.priority, f.attempt, f.errors::text,
+       CASE WHEN f.created_at >= '0001-01-02' AND f.created_at < '9999-12-30' THEN f.created_at END,
+       CASE WHEN f.finished_at >= '0001-01-02' AND f.finished_at < '9999-12-30' THEN f.finished_at END,
+       f.run_at, f.token,
+       (SELECT w.name FROM {schema}.lease AS l JOIN {schema}.worker AS w ON w.id = l.worker_id
+        WHERE l.id = f.token AND l.queue = f.queue),
+       CASE WHEN f.rank = 3 THEN (
+           SELECT r.value::text FROM {schema}.result AS r
+           WHERE r.id = f.id AND r.queue = f.queue AND r.expires_at > clock_timestamp()) END
+FROM found AS f
+ORDER BY f.rank
+LIMIT 1
+
 -- name: progress_write
 -- What running jobs report, of those whose token is still the current one. percent: below 0 there is none.
 -- token <=: a report that was long on its way does not cover what the next attempt has said.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgqueue.config import Settings
+from pgqueue.core import Core
 from pgqueue.current import UNSET, CurrentJob
 from pgqueue.drivers.pool import AsyncPool, SyncPool
 from pgqueue.errors import ConfigurationError
@@ -32,7 +33,7 @@ class NoResult:
 
 class Desk:
     """`keeps` says for how many seconds the result of a job is kept. `missing` is told of results that cannot be stored,
-    `settling` of every handler that settles its job itself, before it does."""
+    `settling` of every handler that settles its job itself, before it does. `app` is what the worker serves."""
 
     def __init__(
         self,
@@ -43,7 +44,9 @@ class Desk:
         report: Report,
         missing: Callable[[Job], None],
         settling: Callable[[CurrentJob], None] | None = None,
+        app: Core | None = None,
     ) -> None:
+        self.app = app
         self.settings = settings
         channel = settings.schema if settings.notify else None
         # Others are told of free slots by the commit itself: it may come when this worker is gone.

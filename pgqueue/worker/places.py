@@ -29,6 +29,7 @@ class Place(NamedTuple):
         found: Any = importlib.import_module(self.module)
         for part in self.path.split("."):
             found = getattr(found, part)
+        found = _meant(found)
         if isinstance(found, BaseTask):
             return found
         return _registered(found) or BaseTask(found, name, TaskOptions(batch=batch))
@@ -84,8 +85,16 @@ def _place_of(task: BaseTask[..., Any]) -> Place | None:
     found: Any = sys.modules[module]
     for part in path.split("."):
         found = getattr(found, part, None)
-    name = _importable(module)
-    return Place(name, path) if name and (found is task or found is function) else None
+    name, meant = _importable(module), _meant(found)
+    # By name: where a framework's object stands for a task, each queue of the process has a task of its own for it.
+    same = found is function or meant is task or (meant is not found and getattr(meant, "name", None) == task.name)
+    return Place(name, path) if name and same else None
+
+
+def _meant(found: Any) -> Any:
+    """The task, where an object of a framework has the name that its function would have."""
+    meant = getattr(found, "pgqueue_task", None) if hasattr(type(found), "pgqueue_task") else None
+    return meant if isinstance(meant, BaseTask) else found
 
 
 def _importable(module: str) -> str | None:
@@ -112,7 +121,9 @@ def _registered(function: Any) -> BaseTask[..., Any] | None:
 
 
 def _home_of(app: Core) -> str | None:
-    """The first module that was imported of those in which this object has a name."""
+    """The first module that was imported of those in which this object has a name, unless it says otherwise."""
+    if app.home:
+        return app.home
     for name, module in list(sys.modules.items()):
         try:
             values = list(object.__getattribute__(module, "__dict__").values())

@@ -285,6 +285,10 @@ def _shown(status: int) -> str:
     return f"signal {-status}"
 
 
+PROGRAM = [sys.executable, "-m", "pgqueue"]
+"""How this program was started, before its arguments; a framework's command has another beginning."""
+
+
 def this_program(arguments: Sequence[str]) -> list[str]:
     """The command line that runs pgqueue with these arguments in another process."""
-    return [sys.executable, "-m", "pgqueue", *arguments]
+    return [*PROGRAM, *arguments]

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pgqueue.current import CurrentJob, Stage
-from pgqueue.drivers.execute import AsyncConnection, SyncConnection, commits_by_itself, run, run_async
+from pgqueue.drivers.execute import AsyncConnection, Foreign, SyncConnection, commits_by_itself, run, run_async
 from pgqueue.drivers.resolve import async_connection, sync_connection
 from pgqueue.errors import ConfigurationError, LeaseLost, UnsupportedConnection
 from pgqueue.ops import Op
@@ -144,7 +144,7 @@ class Block:
             raise ConfigurationError(AUTOCOMMIT)
         return connection
 
-    async def _callers_async(self) -> AsyncConnection:
+    async def _callers_async(self) -> AsyncConnection | Foreign:
         try:
             connection = await async_connection(self._using)
         except UnsupportedConnection as error:

@@ -178,6 +178,7 @@ class Worker:
             keeps=lambda job: None if (task := self.app.tasks.get(job.task)) is None else task.keeps,
             report=self.reporter.put,
             missing=functools.partial(tell_missing, self.events),
+            app=self.app,
         )
         return self.desk
 
@@ -224,8 +225,7 @@ class Worker:
         helpers: list[Loop] = [upkeep]
         ticker: Ticker | None = None
         if self.options.schedules:
-            control = (self._control, self._control_lock)
-            ticker = Ticker(*control, app, wake=wake, hearing=self._hearing, fatal=self._fatal)
+            ticker = Ticker(self._control, self._control_lock, app, wake=wake, hearing=self._hearing, fatal=self._fatal)
             helpers.append(ticker)
         if self._control.pooled:
             listens = bool(app.channel and app.settings.listen_url)

@@ -81,7 +81,11 @@ def test_a_role_without_rights_is_told_so(cli: CommandLine, database: str, role:
 def test_a_missing_grant_is_named_by_doctor(cli: CommandLine, database: str, role: str) -> None:
     execute(database, f"GRANT USAGE ON SCHEMA pgqueue TO {role}")
     execute(database, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgqueue TO {role}")
-    execute(database, f"GRANT EXECUTE ON FUNCTION pgqueue.unique_expire, pgqueue.unique_follow TO {role}")
+    execute(
+        database,
+        f"GRANT EXECUTE ON FUNCTION pgqueue.unique_expire, pgqueue.unique_follow, pgqueue.topic_roll TO {role}",
+    )
+    execute(database, f"GRANT USAGE ON SEQUENCE pgqueue.message_id_seq, pgqueue.topic_number_seq TO {role}")
     url = psycopg.conninfo.make_conninfo(database, options=f"-c role={role}")
     status, output, _ = cli.run("doctor", PGQUEUE_DATABASE_URL=url)
     assert status == 1

@@ -217,6 +217,17 @@ def test_a_second_signal_to_the_parent_reaches_the_children(cli: CommandLine, ad
     assert admin.execute(b"SELECT attempt, lost, lease_id FROM pgqueue.job").fetchone() == (0, 0, None)
 
 
+def test_the_database_of_the_command_line_is_that_of_all_processes(tmp_path: Path, database: str, admin: Admin) -> None:
+    cli = CommandLine(tmp_path, None)
+    cli.write(
+        "own.py", 'import pgqueue\n\npq = pgqueue.PgQueue("host=/nowhere")\n\n\n@pq.task\ndef work() -> None: ...\n'
+    )
+    with cli.started("worker", "--app", "own", "--processes", "2", "--database-url", database) as program:
+        wait_until(lambda: one(admin, "SELECT count(*) FROM pgqueue.worker") == 2, PATIENCE, "both processes are there")
+        program.signal(signal.SIGTERM)
+        assert program.wait() == 0, program.errors
+
+
 def test_several_processes_drain_once(cli: CommandLine, pq: pgqueue.PgQueue) -> None:
     for number in range(20):
         pq.enqueue("shop.note", [str(number)], queue="images")

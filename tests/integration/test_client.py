@@ -248,7 +248,7 @@ async def test_connections_of_the_wrong_kind_are_refused_in_one_sentence(databas
     engine = create_async_engine(sqlalchemy_url(database, "asyncpg"))
     async with engine.connect() as on_asyncpg:
         with pytest.raises(pgqueue.UnsupportedConnection, match="asyncpg"):
-            await asynchronous.enqueue("anything", using=on_asyncpg)
+            await asynchronous.enqueue("anything", using=(await on_asyncpg.get_raw_connection()).driver_connection)
         with pytest.raises(pgqueue.UnsupportedConnection, match="AsyncPgQueue"):
             pq.enqueue("anything", using=on_asyncpg)
     await engine.dispose()

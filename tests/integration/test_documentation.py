@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PROJECTS = ("django.md", "testing.md")
+"""Pages whose examples are files of a project: see tests/contrib/ and test_testing_documentation.py."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in PROJECTS and blocks(page, "python")],
+    ids=lambda page: page.name,
+)
 def test_the_examples_of_a_page_run(page: Path, database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PGQUEUE_DATABASE_URL", database)
     monkeypatch.setenv("PGQUEUE_DATA_DIR", str(tmp_path))
-    namespace: dict[str, object] = {"__name__": "example"}
+    module = ModuleType("example")  # known by its name, as SQLAlchemy wants it for the annotations of models
+    monkeypatch.setitem(sys.modules, "example", module)
     for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), namespace)
-    queue = namespace.get("pq")
+        exec(compile(block, str(page), "exec"), vars(module))
+    queue = vars(module).get("pq")
     if queue is not None:
         queue.close()  # type: ignore[attr-defined]
 

@@ -358,6 +358,15 @@ def test_a_value_that_is_no_json_is_refused_at_the_enqueue(pq: pgqueue.PgQueue) 
     tenant.reset(token)
 
 
+@pytest.mark.parametrize("colour", ["plain", "async"])
+def test_a_job_knows_the_queue_that_its_worker_serves(colour: str, pq: pgqueue.PgQueue, admin: Admin) -> None:
+    seen: list[Any] = []
+    define(pq, colour, lambda: seen.append(pgqueue.current_job().served_by)).enqueue()
+    with running(pq):
+        wait_for_count(admin, 1, "archive", "state = 'completed'")
+    assert seen == [pq]
+
+
 class Forgets(pgqueue.Middleware):
     """Returns something else, or nothing."""
 

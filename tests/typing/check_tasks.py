@@ -52,6 +52,7 @@ async def check(connection: psycopg.Connection) -> None:
     assert_type(plain.enqueue(1, using=connection), int)
     assert_type(plain.enqueue_many([(1,), (2,)]), list[int])
     assert_type(plain.options(delay=5).enqueue(2), int)
+    assert_type(plain.options(using=connection).enqueue(2, note="x"), int)
     assert_type(await coroutine("x"), int)
     assert_type(coroutine.enqueue("x"), int)
     assert_type(await other.enqueue(1), int)
@@ -75,4 +76,7 @@ async def check(connection: psycopg.Connection) -> None:
     plain.enqueue(1, nota="x")  # type: ignore[call-overload]
     plain.enqueue()  # type: ignore[call-overload]
     coroutine.enqueue(5)  # type: ignore[call-overload]
+    plain.options(using=connection).enqueue("one")  # type: ignore[call-overload]
+    plain.options(using=connection).enqueue()  # type: ignore[call-overload]
+    await other.options(delay=5).enqueue("one")  # type: ignore[call-overload]
     plain("one")  # type: ignore[arg-type]

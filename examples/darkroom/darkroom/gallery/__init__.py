@@ -1,0 +1,1 @@
+"""Photographs are uploaded, and developed by workers."""

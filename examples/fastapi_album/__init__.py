@@ -1,0 +1,1 @@
+"""An album in FastAPI: see app.py."""

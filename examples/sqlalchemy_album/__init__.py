@@ -1,0 +1,1 @@
+"""An album without a framework: see app.py."""

@@ -1,0 +1,1 @@
+"""The album's own history; that of the queue is beside it, in the queue's schema."""

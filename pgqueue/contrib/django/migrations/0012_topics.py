@@ -1,0 +1,3 @@
+from pgqueue.contrib.django.revisions import migration
+
+Migration = migration(__name__)
