@@ -11,8 +11,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-import psycopg
-
 from pgqueue.batch import Batch, BatchJob
 from pgqueue.controls import as_ids
 from pgqueue.core import Jobs, failed, selection, snoozed
@@ -118,8 +116,8 @@ class AsyncPgQueue(AsyncLimits, AsyncTopics):
         connection = await async_connection(using)
         try:
             return await self._run(connection, op, atomic)
-        except psycopg.Error:
-            await note_failure_async(using)
+        except BaseException as error:
+            await note_failure_async(using, error)
             raise
 
     async def _run(self, connection: AsyncConnection | Foreign, op: Op[T], atomic: bool) -> T:

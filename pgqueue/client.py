@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-import psycopg
-
 from pgqueue.batch import Batch, BatchJob
 from pgqueue.controls import as_ids
 from pgqueue.core import Jobs, failed, selection, snoozed
@@ -125,8 +123,8 @@ class PgQueue(SyncLimits, SyncTopics):
         connection = sync_connection(using)
         try:
             return self._run(connection, op, atomic)
-        except psycopg.Error:
-            note_failure(using)
+        except BaseException as error:
+            note_failure(using, error)
             raise
 
     def _run(self, connection: SyncConnection, op: Op[T], atomic: bool) -> T:

@@ -48,6 +48,8 @@ async def async_connection(using: Any) -> AsyncConnection | Foreign:
         target = await using.connection() if hasattr(using, "get_bind") else using
         if not target.in_transaction():
             await target.begin()
+        if _closed_block(target.sync_connection):
+            await target.exec_driver_sql("")
         fairy = await target.get_raw_connection()
         raw = fairy.driver_connection
         if target.dialect.driver == "asyncpg":
@@ -65,7 +67,19 @@ def _from_sqlalchemy(using: Any) -> Any:
     # Only a transaction that SQLAlchemy knows of is committed by its commit().
     if not target.in_transaction():
         target.begin()
+    _check_block(target)
     return target.connection.driver_connection
+
+
+def _check_block(connection: Any) -> None:
+    """Refuse, in SQLAlchemy's own words, a block whose savepoint was rolled back by hand, as its own statements would be."""
+    if _closed_block(connection):
+        connection.exec_driver_sql("")
+
+
+def _closed_block(connection: Any) -> bool:
+    manager = getattr(connection, "_trans_context_manager", None)
+    return manager is not None and not manager._transaction_is_active()
 
 
 def _check_dialect(target: Any, *others: str) -> None:
@@ -123,11 +137,12 @@ def _from_django(using: Any) -> Any:
     return wrapper.connection
 
 
-def note_failure(using: Any) -> None:
-    """Tell the owner of a connection that an error happened on it, which happened beneath its eyes.
+def note_failure(using: Any, error: BaseException) -> None:
+    """Tell the owner of a connection that this error happened on it, which happened beneath its eyes.
 
     Django looks at it before the next request. SQLAlchemy discards one that is dead; otherwise the rollback of its caller
-    would fail, and hide the error.
+    would fail, and hide the error. It also discards one on which a statement was interrupted (a cancellation, Ctrl-C), as it
+    does for its own: otherwise a commit would become a rollback without a word.
     """
     wrapper = _django_wrapper(using)
     if wrapper is not None:
@@ -135,17 +150,23 @@ def note_failure(using: Any) -> None:
     if _is_sqlalchemy(using):
         with suppress(Exception):  # nothing that goes wrong here may hide that error
             connection = using.connection() if hasattr(using, "get_bind") else using
-            if not connection.invalidated and connection.connection.driver_connection.closed:
+            if not connection.invalidated and (_interrupted(error) or connection.connection.driver_connection.closed):
                 connection.invalidate()
 
 
-async def note_failure_async(using: Any) -> None:
+async def note_failure_async(using: Any, error: BaseException) -> None:
     """The same for async connections."""
     if _is_async_sqlalchemy(using):
         with suppress(Exception):
             connection = await using.connection() if hasattr(using, "get_bind") else using
-            if not connection.invalidated and (await connection.get_raw_connection()).driver_connection.closed:
-                await connection.invalidate()  # on asyncpg SQLAlchemy has seen the error itself
+            if connection.invalidated:  # on asyncpg SQLAlchemy has seen the error itself
+                return
+            if _interrupted(error) or (await connection.get_raw_connection()).driver_connection.closed:
+                await connection.invalidate()
+
+
+def _interrupted(error: BaseException) -> bool:
+    return not isinstance(error, Exception)
 
 
 def _django_wrapper(using: Any) -> Any:

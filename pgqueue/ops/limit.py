@@ -31,12 +31,14 @@ class QueueLimit:
 
 class Granted(NamedTuple):
     """What a claim brought. `limited`: the queue has a limit. `bound`: what left no room for more, "running" or "rate"; None
-    where there is room. `wait`: seconds until it is worth asking again for the sake of the rate; 0 where nobody knows."""
+    where there is room. `wait`: seconds until it is worth asking again for the sake of the rate; 0 where nobody knows.
+    `busy`: nothing was asked, since somebody else was claiming."""
 
     jobs: list[Job]
     limited: bool
     bound: str | None
     wait: float
+    busy: bool = False
 
 
 class _Answer(NamedTuple):
@@ -75,11 +77,13 @@ def claim(
     low_water: LowWater,
     left_out: Sequence[str] = (),
     worker_id: int | None = None,
+    wait: bool = True,
 ) -> Op[Granted]:
     """As ops.claim.claim, from a queue that is limited: up to `limit` jobs, and no more than its limits leave room for.
     Never on a caller's connection, which would keep the lock of the limit until its end.
 
-    `free`: how many jobs the caller would start at once. Beyond that it gets a quarter of the room at most.
+    `free`: how many jobs the caller would start at once. Beyond that it gets a quarter of the room at most. Without `wait`
+    somebody else's claim from this queue is not waited for.
     """
     taken: list[Job] = []
     answer = _Answer(None, 0, None, None, 0, None, None, None)
@@ -89,14 +93,18 @@ def claim(
         began = low_water.clock()
         params = looks_at(queue, wanted, lease, worker_id, spans, left_out)
         try:
-            answer, jobs = yield from _pass({**params, "free": max(0, free - len(taken))})
+            found = yield from _pass({**params, "free": max(0, free - len(taken))}, wait=wait)
         except Exception:
             if taken:
                 break  # what the first pass claimed is committed: it must reach its caller
             raise
-        if answer.allowed or answer.bound is None:  # None without a place: the queue is paused
+        if found is None:
+            low_water.notified()  # this pass is still owed
+            return answer.granted(in_line(taken))._replace(limited=True, busy=not taken)
+        answer, jobs = found
+        if answer.allowed or answer.bound is None:  # None without a place: the queue is paused, or nobody is free
             low_water.observe(jobs, full=spans is None, short=len(jobs) < answer.allowed, began=began)
-        elif spans is None:
+        if not answer.allowed and spans is None:
             low_water.notified()  # nothing was looked at: the full pass is still owed
         taken.extend(jobs)
         if spans is None or len(jobs) >= answer.allowed or low_water.owed_in() != 0:
@@ -104,11 +112,15 @@ def claim(
     return answer.granted(in_line(taken))
 
 
-def _pass(params: Mapping[str, object]) -> Op[tuple[_Answer, list[Job]]]:
+def _pass(params: Mapping[str, object], *, wait: bool) -> Op[tuple[_Answer, list[Job]] | None]:
+    """None where somebody else is claiming from the queue."""
     queue = params["queue"]
     # One by one: see ops.admission.
     yield Step("limit_begin", {}, silent=True)
-    yield Step("limit_lock", {"queue": queue})
+    [(ours, *_)] = yield Step("limit_lock", {"queue": queue, "wait": wait})
+    if not ours:
+        yield Step("limit_commit", {}, silent=True)
+        return None
     rows = yield Step("job_claim_limited", dict(params))
     yield Step("limit_commit", {}, silent=True)
     answer = _Answer(*rows[-1])

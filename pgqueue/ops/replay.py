@@ -74,8 +74,11 @@ def turn(topic: str, *, channel: str | None, piece: int | None = None) -> Op[Tur
 
 
 def roll(topic: str) -> Op[int]:
-    """Make the tables that the topic needs and drop those that nobody keeps; returns how much has changed."""
+    """Make the tables that the topic needs and drop those that nobody keeps; returns how much has changed. In a transaction
+    of its own, which is READ COMMITTED whatever the role's default: what has committed meanwhile must be seen."""
+    yield Step("admission_begin", {}, silent=True)
     rows = yield Step("topic_roll", {"topic": topic})
+    yield Step("admission_commit", {}, silent=True)
     return int(rows[0][0])
 
 

@@ -9,10 +9,12 @@ BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: limit_lock
 -- The lock is that of the transaction: nothing is left behind in the session. Claims of other queues do not meet it.
+-- wait: False for a worker, which has other queues too: whoever holds the lock may be frozen. The answer is whether it is ours.
 -- relaxed: what a crash forgets of a claim it forgets of its tokens, too.
 -- idle_in_transaction_session_timeout, for this transaction: a worker that is frozen now, or cut off, gives the lock back.
-SELECT pg_advisory_xact_lock(hashtextextended(%(queue)s::text, hashtextextended('{schema}.limit', 0))),
+SELECT CASE WHEN %(wait)s::bool THEN pg_advisory_xact_lock(hash)::text = '' ELSE pg_try_advisory_xact_lock(hash) END,
        set_config('synchronous_commit', 'off', true), set_config('idle_in_transaction_session_timeout', '5s', true)
+FROM hashtextextended(%(queue)s::text, hashtextextended('{schema}.limit', 0)) AS hash
 
 -- name: job_claim_limited
 -- As job_claim, and what is written there holds here; but no more than the limits of the queue leave room for.

@@ -162,6 +162,15 @@ class Batches(Loop):
         if len(group.helds) >= group.most and not alone:
             del self._open[key]
 
+    def hasten(self, queue: str) -> None:
+        """Hand over what waits in this queue: nothing more comes for now."""
+        with self._lock:
+            ready = [group for group in self._open.values() if group.queue == queue and not group.sent and group.helds]
+            for group in ready:
+                self._send(group)
+        for group in ready:
+            self.hand_over(group)
+
     def _send(self, group: Group) -> None:
         group.sent = True
         self._sent += len(group.helds)
@@ -176,8 +185,10 @@ class Batches(Loop):
                     del self._open[group.queue, group.task.name]
 
     def cancel(self, held: Held) -> None:
-        """Something has happened to this job: one that still waits here and is to be cancelled ends now."""
-        if held.cancel_requested and held.phase is Phase.WAITING and isinstance(held.stop, Group):
+        """Something has happened to this job: one that still waits here, and is cancelled or superseded, ends now. Its group
+        keeps its time, so that what follows a superseded job does not begin to wait anew."""
+        ends = held.cancel_requested or held.superseded
+        if ends and held.phase is Phase.WAITING and isinstance(held.stop, Group):
             self._give_back(held)
 
     def _give_back(self, held: Held) -> None:

@@ -254,6 +254,8 @@ class Claimer(Loop):
             self._give_back(beyond)
             held = held[: len(held) - len(beyond)]
         self._hand_over(self._admitted(circuits, held) if circuits.by_task else held)
+        if self.limits.full(queue):
+            self.batches.hasten(queue)  # the slots are taken: nothing comes that a batch could wait for
         return len(jobs), calls
 
     def _ask(self, queue: str, limit: int, left_out: Sequence[str]) -> list[Job]:
@@ -269,9 +271,11 @@ class Claimer(Loop):
         if not self.limits.open(queue):
             return []
         settles = self.limits.settles(queue)
-        free = max(0, self.options.concurrency - self._waiting() - self._running())
-        granted = self.link.run(limit_ops.claim(queue, limit, free=free, **options))
-        self.limits.after(queue, granted, settles)
+        calls = max(0, self.options.concurrency - self._waiting() - self._running())
+        free = self.batches.room(queue, float(calls), ahead=MOST_AHEAD)
+        granted = self.link.run(limit_ops.claim(queue, limit, free=free, wait=False, **options))
+        if self.limits.after(queue, granted, settles):
+            self._wake.set()
         if self.events.wanted(EventName.QUEUE_LIMITED):
             self._tell_limited(queue, granted, known)
         return granted.jobs

@@ -13,6 +13,8 @@ from pgqueue.ops.limit import RUNNING, Granted
 
 AGAIN = 0.25
 """Seconds between questions while the slots of a queue are taken: others settle jobs without telling us."""
+BUSY, LONGEST_BUSY = 0.001, 0.1
+"""Seconds until the next question where somebody else was claiming: the first time, and the longest."""
 CALM = 60.0
 """A limit that has not bound for so many seconds begins to bind anew."""
 LOOK = 1.0
@@ -24,6 +26,7 @@ class _Queue:
     limit: Limit
     settles: int = 0
     bound: str | None = None
+    busy: int = 0
     not_before: float = 0.0
     look_at: float = 0.0
     told_until: float = 0.0
@@ -77,19 +80,30 @@ class Limits:
             known.not_before = 0.0
             return True
 
+    def full(self, queue: str) -> bool:
+        """Whether the last claim has taken the last slot."""
+        return self._queues[queue].bound == RUNNING
+
     def settles(self, queue: str) -> int:
         """To be read before a claim, for `after`."""
         return self._queues[queue].settles
 
-    def after(self, queue: str, granted: Granted, settles: int) -> None:
-        """A claim has come back. Where no room was left, the queue is not asked again before that is worth it: at once if
-        jobs of ours have ended since."""
+    def after(self, queue: str, granted: Granted, settles: int) -> bool:
+        """A claim has come back. Where no room was left, the queue is not asked again before that is worth it; True where
+        that is now, because jobs of ours have ended since the claim began: `settled` could not know that they matter."""
         known = self._queues[queue]
         with self._lock:
+            known.busy = known.busy + 1 if granted.busy else 0
+            if granted.busy:
+                known.not_before = self.clock() + min(BUSY * 2.0**known.busy, LONGEST_BUSY) * random.uniform(0.5, 1.0)
+                return False
             known.bound = granted.bound
             known.not_before = 0.0
-            if granted.bound is not None and (granted.bound != RUNNING or known.settles == settles):
+            if granted.bound == RUNNING and known.settles != settles:
+                return True
+            if granted.bound is not None:
                 known.not_before = self.clock() + (granted.wait or AGAIN * random.uniform(0.8, 1.2))
+            return False
 
     def begins(self, queue: str, waits: Callable[[], bool]) -> bool:
         """Whether the limit binds now and did not a while ago. `waits`: whether any job does; asked now and then."""

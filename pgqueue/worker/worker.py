@@ -191,7 +191,7 @@ class Worker:
             self.worker_id,
             self._identity,
             tell=self._tell,
-            inform=self.children.cancel,
+            inform=self._inform,
             lose=self.fence.lose,
             fitness=self.breaker.fitness,
             report=self._report,
@@ -299,6 +299,10 @@ class Worker:
         self.exit_status = self.exit_status or STUCK
         self.events.emit(EventName.WORKER_STUCK, worker=self.worker_id, stuck=stuck)
         self.stop_once()
+
+    def _inform(self, held: Held) -> None:
+        self.claimer.batches.cancel(held)
+        self.children.cancel(held)
 
     def _tell(self, held: Held) -> None:
         """Something has happened to a job that runs."""

@@ -149,7 +149,7 @@ def test_two_claims_at_once_do_not_overrun_the_limit(pq: pgqueue.PgQueue, databa
     ids = enqueue(pq, 10)
     pq.limit_queue("q", running=3)
     with psycopg.connect(database) as first:
-        first.execute(SQL["limit_lock"], {"queue": "q"})
+        first.execute(SQL["limit_lock"], {"queue": "q", "wait": True})
         answer = first.execute(SQL["job_claim_limited"], {**CLAIM, "limit": 2}).fetchone()
         assert answer is not None
         assert answer[1] == 2

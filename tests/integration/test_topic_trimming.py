@@ -222,3 +222,34 @@ def test_jobs_stay_where_their_message_is_trimmed(pq: pgqueue.PgQueue, admin: Ad
     assert len(messages(admin)) < 5
     taken: list[Any] = [job.args[0] for job in pq.claim("a", limit=20)]
     assert taken == list(range(10))
+
+
+def test_a_roll_with_an_old_snapshot_drops_nothing_that_has_committed_meanwhile(
+    pq: pgqueue.PgQueue, database: str, admin: Admin
+) -> None:
+    """As with `keep_topic(using=…)` in REPEATABLE READ; workers roll in READ COMMITTED, whatever the role's default."""
+    pq.keep_topic("orders", count=8)
+    with psycopg.connect(database) as late:
+        publish(pq, 0, 0)
+        pq.publish("orders", [99], using=late)
+        subscribe(pq, "g")
+        for first in (1, 13, 25):
+            publish(pq, first, first + 11)
+            if first > 1:
+                roll(pq)
+        with psycopg.connect(database) as old:
+            old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            old.execute("SELECT 1 FROM pgqueue.topic")
+            late.commit()
+            assert old.execute("SELECT pgqueue.topic_roll('orders')").fetchone() == (0,)
+    roll(pq)
+    pq.tend_topics()
+    assert 99 in reached(admin, "g")
+
+
+def test_a_worker_rolls_in_read_committed_whatever_the_roles_default(database: str) -> None:
+    strict = psycopg.conninfo.make_conninfo(database, options=r"-c default_transaction_isolation=repeatable\ read")
+    with pgqueue.PgQueue(strict) as pq:
+        pq.keep_topic("orders", count=8)
+        publish(pq, 1, 20)
+        assert sum(roll(pq, 2)) > 0

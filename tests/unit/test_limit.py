@@ -196,3 +196,28 @@ def test_a_limit_that_binds_is_told_once_and_again_after_a_calm_time_and_only_wh
     clock.now += CALM
     assert not binds(ROOM)
     assert binds(BOUND)
+
+
+def test_a_claimer_is_told_that_a_job_has_ended_during_its_claim() -> None:
+    limits = limited(Clock(), running=5)
+    settles = limits.settles("q")
+    assert limits.settled("q") is False, "whether that matters is not known yet"
+    assert limits.after("q", BOUND, settles) is True
+    assert limits.after("q", BOUND, limits.settles("q")) is False
+
+
+def test_a_queue_that_somebody_else_claims_from_is_asked_again_soon_and_less_and_less_often() -> None:
+    clock = Clock()
+    limits = limited(clock, running=5)
+    busy = Granted([], True, None, 0.0, busy=True)
+    waits = []
+    for _ in range(12):
+        assert limits.after("q", busy, limits.settles("q")) is False
+        assert not limits.open("q")
+        waits.append(limits.due_in() or 0.0)
+        clock.now += 1.0
+    assert waits[0] <= 0.002
+    assert 0.05 <= waits[-1] <= 0.1
+    limits.after("q", ROOM, limits.settles("q"))
+    limits.after("q", busy, limits.settles("q"))
+    assert (limits.due_in() or 0.0) <= 0.002
