@@ -18,6 +18,15 @@ MAX_SECONDS = 10 * 365 * 86400.0
 PRIORITIES = range(-100, 101)
 MAX_NAME_BYTES = 200
 LONGEST_SHOWN = 80
+OTHER_VARIABLES = frozenset(
+    f"PGQUEUE_{name}"
+    for name in (
+        "APP", "DATA_DIR", "FLASK_APP", "GIVEN_DATABASE_URL", "PG_BIN", "PG_USER",
+        "BENCH_NODE", "BENCH_TALLY", "FUZZ_EXAMPLES", "HISTORY_SECONDS", "HISTORY_SEED", "SOAK_RATE", "SOAK_SECONDS",
+        "TEST_DATABASE_URL", "TEST_FAKETIME", "TEST_PGBOUNCER", "UPDATE_GOLDEN",
+    )
+)  # fmt: skip
+"""The variables of the environment that are no settings: what was copied from there may hold them."""
 _URL = re.compile(r"postgres(?:ql)?://")
 _USER = re.compile(r"[^@/]*@")
 _BRACKETS = re.compile(r"\[[^\]]*\]")
@@ -34,12 +43,14 @@ def shown(value: Any) -> str:
 
 
 def validate_url(url: str | None) -> str | None:
-    """Return `url`; ConfigurationError for one in which a password is not escaped.
+    """Return `url`; ConfigurationError for one in which a password is not escaped, and for what is no text at all.
 
     libpq would take a piece of the password for a host, a port or a database, and what names those in an error or a log
     would show it. The message repeats nothing.
     """
-    if isinstance(url, str) and _URL.match(url):
+    if url is not None and not isinstance(url, str):
+        raise ConfigurationError(f"the database URL must be a text, not a value of type {type(url).__name__}")
+    if url and _URL.match(url):
         rest = url.partition("://")[2]
         user = _USER.match(
             rest

@@ -16,6 +16,7 @@ from pgqueue.cli.options import Place
 from pgqueue.cli.output import note
 from pgqueue.client import PgQueue
 from pgqueue.config import Settings, load_settings
+from pgqueue.drivers.address import unreadable
 from pgqueue.errors import ConfigurationError, UnknownQueue
 from pgqueue.ops.status import queue_names
 
@@ -38,9 +39,7 @@ def check_url(url: str | None) -> None:
     try:
         conninfo_to_dict(url or "")
     except psycopg.ProgrammingError:
-        raise ConfigurationError(
-            "the database URL cannot be read: it is neither a postgresql:// URL with known parameters nor key=value pairs"
-        ) from None
+        raise ConfigurationError(unreadable(url)) from None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import gc
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from flask import Flask, current_app, has_app_context
@@ -26,23 +27,23 @@ from pgqueue import client
 from pgqueue.batch import Batch
 from pgqueue.cli import run
 from pgqueue.cli.ending import leave
-from pgqueue.cli.host import GIVEN_URL, Host, is_promised
-from pgqueue.config import Settings, load_settings
+from pgqueue.cli.host import Host, is_promised
+from pgqueue.config import OTHER_VARIABLES, Settings, load_settings
 from pgqueue.current import CurrentJob
 from pgqueue.errors import ConfigurationError
 from pgqueue.middleware import Middleware
+from pgqueue.ops import Op
 from pgqueue.ops.enqueue import Envelope
 from pgqueue.task import BaseTask, TaskOptions
 from pgqueue.worker.processes import stop_signals
 
 __all__ = ["AppQueue", "PgQueue"]
 
+T = TypeVar("T")
 EXTENSION = "pgqueue"
 PREFIX = "PGQUEUE_"
 CHILDREN_LOAD = "PGQUEUE_FLASK_APP"
 """How the child processes of a worker find its application: the worker's pid, a colon, and what `flask --app` was given."""
-OF_OTHERS = ("PGQUEUE_APP", "PGQUEUE_DATA_DIR", "PGQUEUE_PG_BIN", CHILDREN_LOAD, GIVEN_URL)
-"""Read from the environment elsewhere; a configuration that was copied from there may hold them."""
 _SETTINGS = tuple(field.name for field in fields(Settings))
 _SCHEME = re.compile(r"\Apostgres(?:ql)?(?:\+\w+)?://")
 
@@ -58,14 +59,14 @@ class PgQueue(client.PgQueue):
     home = ""
 
     def __init__(self, app: Flask | None = None, **options: Any) -> None:
+        options = {name: _text_of_url(value) for name, value in options.items()}
         # Not that of the parent: what it would make for itself, each application makes for itself.
         self._without_app = client.PgQueue(**options)
         self._of_apps = frozenset(vars(self._without_app)) - _definitions(self._without_app).keys()
         vars(self).update(_definitions(self._without_app))
         self.chain.add(_Contexts(self))
         self._options = options
-        self._only: weakref.ref[Flask] | None = None
-        self._count = 0
+        self._apps: weakref.WeakSet[Flask] = weakref.WeakSet()
         if app is not None:
             self.init_app(app)
 
@@ -75,6 +76,7 @@ class PgQueue(client.PgQueue):
         The database is by default that of the environment's PGQUEUE_DATABASE_URL, or else of SQLALCHEMY_DATABASE_URI.
         Nothing is connected. ConfigurationError names what is wrong, and a near match.
         """
+        _check_app(app)
         if EXTENSION in app.extensions:
             raise ConfigurationError(f"the Flask application {app.name!r} has a PgQueue already: use that one")
         options = {**self._options, **_configuration(app.config)}
@@ -83,11 +85,11 @@ class PgQueue(client.PgQueue):
             options["database_url"] = _url_of_sqlalchemy(app.config.get("SQLALCHEMY_DATABASE_URI"))
         app.extensions[EXTENSION] = AppQueue(self, app, options)
         app.cli.add_command(command)
-        self._count += 1
-        self._only = weakref.ref(app) if self._count == 1 else None
+        self._apps.add(app)
 
     def for_app(self, app: Flask) -> AppQueue:
         """The queue of one application, to be used without its context: what ``Worker(…)`` takes where there are several."""
+        _check_app(app)
         queue = app.extensions.get(EXTENSION)
         if not isinstance(queue, AppQueue) or queue.extension is not self:
             raise ConfigurationError(
@@ -97,10 +99,17 @@ class PgQueue(client.PgQueue):
 
     def only_app(self) -> Flask:
         """The application where there is one; in a child process of a worker, the one that it serves."""
-        app = _of_the_worker() or (None if self._only is None else self._only())
+        app = _of_the_worker()
         if app is not None:
             return app
-        if self._count > 1:
+        if len(self._apps) > 1:
+            gc.collect()  # an application holds itself: one that a test is through with may still be there
+        apps = list(self._apps)
+        if len(apps) == 1:
+            return apps[0]
+        if _is_child():
+            return _of_the_environment()
+        if apps:
             raise ConfigurationError(
                 "this PgQueue has several Flask applications: push the context of the one you mean"
             )
@@ -109,6 +118,10 @@ class PgQueue(client.PgQueue):
     def _queue(self) -> AppQueue:
         app = current_app._get_current_object() if has_app_context() else self.only_app()  # type: ignore[attr-defined]
         return self.for_app(app)
+
+    def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
+        """See pgqueue.PgQueue.run: in the queue of the current application."""
+        return self._queue().run(op, using, atomic=atomic)
 
     if not TYPE_CHECKING:  # a checker would take every name for known
 
@@ -129,6 +142,14 @@ class PgQueue(client.PgQueue):
     def _job(self, *args: Any) -> Mapping[str, Any]:
         # A schedule stands in a module that is imported before there is any application.
         return self._without_app._job(*args)
+
+
+def _check_app(app: Any) -> None:
+    if not isinstance(app, Flask):
+        raise ConfigurationError(
+            f"PgQueue of pgqueue.contrib.flask needs a Flask application, not a value of type {type(app).__name__}; "
+            "a database is given as PgQueue(database_url=…), or in the application's configuration"
+        )
 
 
 def _definitions(queue: client.PgQueue) -> dict[str, Any]:
@@ -191,7 +212,7 @@ def _configuration(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a Flask configuration. Texts are read as they would be from the environment, by the same rules."""
     given: dict[str, Any] = {}
     texts: dict[str, str] = {}
-    for key in [key for key in config if key.startswith(PREFIX) and key not in OF_OTHERS]:
+    for key in [key for key in config if key.startswith(PREFIX) and key not in OTHER_VARIABLES]:
         name = key.removeprefix(PREFIX).lower()
         if name not in _SETTINGS:
             near = difflib.get_close_matches(name, _SETTINGS, n=1)  # without the prefix, which makes all of them alike
@@ -201,7 +222,7 @@ def _configuration(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(config[key], str):
             texts[key] = config[key]
         elif config[key] is not None:
-            given[name] = config[key]
+            given[name] = _text_of_url(config[key])
     read = load_settings({}, texts)
     names = [key.removeprefix(PREFIX).lower() for key, said in texts.items() if said]
     return given | {name: getattr(read, name) for name in names}
@@ -213,6 +234,11 @@ def _url_of_sqlalchemy(uri: Any) -> str | None:
     if not isinstance(text, str) or not _SCHEME.match(text):
         return None
     return _SCHEME.sub("postgresql://", text)
+
+
+def _text_of_url(value: Any) -> Any:
+    """A URL object of SQLAlchemy as libpq reads it; everything else as it is."""
+    return _url_of_sqlalchemy(value) or value if hasattr(value, "render_as_string") else value
 
 
 # The command line
@@ -272,10 +298,28 @@ def _remember(info: ScriptInfo | None) -> None:
 @functools.cache
 def _of_the_worker() -> Flask | None:
     """In a child process of a worker, its application, made as `flask` made it there; None in any other process."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
     pid, _, path = os.environ.get(CHILDREN_LOAD, "").partition(":")
-    if main is None or main.name != "pgqueue.worker.child" or pid != str(os.getppid()):
-        return None
+    return _made(path) if _is_child() and pid == str(os.getppid()) else None
+
+
+@functools.cache
+def _of_the_environment() -> Flask:
+    """In a child process of a worker that `flask` did not start, the application of FLASK_APP."""
+    path = os.environ.get("FLASK_APP")
+    if not path:
+        raise ConfigurationError(
+            "this child process of a worker cannot know its Flask application: start the worker with "
+            "`flask --app … pgqueue worker`, or set FLASK_APP to what makes the application"
+        )
+    return _made(path)
+
+
+def _is_child() -> bool:
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return main is not None and main.name == "pgqueue.worker.child"
+
+
+def _made(path: str) -> Flask:
     try:
         return ScriptInfo(app_import_path=path or None).load_app()
     except NoAppException as error:

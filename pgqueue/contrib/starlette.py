@@ -21,6 +21,10 @@ __all__ = ["lifespan", "queue_of"]
 AppT = TypeVar("AppT")
 Inner = Callable[[AppT], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 STATE = "pgqueue"
+TWO = (
+    "lifespan(queue, inner) is for one queue, and inner brings another: open and close the second one in a lifespan of your "
+    "own, and yield it under a name of its own"
+)
 
 
 def lifespan(
@@ -30,8 +34,12 @@ def lifespan(
 
     `inner`: the application's own lifespan, entered within this one; what it yields is in the state too. `check`: at the
     start the database must answer, or DatabaseUnavailable, and hold a schema that is not older than this package, or
-    SchemaError; False starts without asking.
+    SchemaError; False starts without asking. ConfigurationError where `inner` has a queue of its own in the state.
     """
+    if not isinstance(queue, (AsyncPgQueue, PgQueue)):
+        raise ConfigurationError(
+            f"lifespan needs an AsyncPgQueue or a PgQueue, not a value of type {type(queue).__name__}"
+        )
 
     @asynccontextmanager
     async def around(app: Any) -> AsyncIterator[dict[str, Any]]:
@@ -42,6 +50,8 @@ def lifespan(
                 await _check(queue)
             if inner is not None:
                 its_own = await stack.enter_async_context(inner(app))
+                if its_own and STATE in its_own:
+                    raise ConfigurationError(TWO)
                 state |= its_own or {}
             yield state
 

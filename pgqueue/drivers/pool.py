@@ -16,11 +16,11 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from pgqueue.config import Settings
+from pgqueue.drivers.address import unreadable
 from pgqueue.drivers.execute import AsyncConnection, SyncConnection, first_line
 from pgqueue.errors import ConfigurationError, DatabaseUnavailable
 
 APPLICATION = "pgqueue"
-UNREADABLE = "the database URL cannot be read: it is neither a postgresql:// URL nor key=value pairs"
 PREPARE_AFTER = 5
 """A statement is prepared once it has run that many times on a connection."""
 WAITED = "none became free or could be opened in {:g} s"
@@ -145,7 +145,7 @@ class unavailable:  # noqa: N801 - used as a function is
             raise DatabaseUnavailable(f"cannot connect to {where}: {first_line(error)}") from error
         if isinstance(error, psycopg.ProgrammingError):
             # libpq repeats pieces of what it cannot read, and one of them may be the password.
-            raise ConfigurationError(UNREADABLE) from error
+            raise ConfigurationError(unreadable(self.settings.database_url)) from error
 
 
 def describe(url: str | None) -> str:

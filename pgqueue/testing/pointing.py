@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
-    ExitStack,
     contextmanager,
     nullcontext,
     suppress,
@@ -88,11 +87,8 @@ def home_of(app: Core) -> Core:
 
 @contextmanager
 def running_by(app: Core, run: Callable[..., Any]) -> Iterator[None]:
-    """Let the operations of `app`, and of the Flask extension that it is the queue of, be run by this."""
-    with ExitStack() as stack:
-        for one in (app, getattr(app, "extension", None)):
-            if one is not None:
-                stack.enter_context(replaced(one, {"run": run}))
+    """Let the operations of `app` be run by this. A Flask extension runs its own in the queue of the current application."""
+    with replaced(app, {"run": run}):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pgqueue.config import Settings
+from pgqueue.config import OTHER_VARIABLES, Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def test_the_services_and_the_tests_profile_are_there() -> None:
 
 
 def test_every_variable_of_ours_is_one_that_pgqueue_reads() -> None:
-    known = {f"PGQUEUE_{name.upper()}" for name in Settings.__dataclass_fields__} | {"PGQUEUE_TEST_DATABASE_URL"}
+    known = {f"PGQUEUE_{name.upper()}" for name in Settings.__dataclass_fields__} | OTHER_VARIABLES
     for service in services().values():
         ours = {name for name in service.get("environment", {}) if name.startswith("PGQUEUE_")}
         assert ours <= known

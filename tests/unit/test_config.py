@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pgqueue
-from pgqueue.config import load_settings, validate_name
+from pgqueue.config import OTHER_VARIABLES, Settings, load_settings, validate_name
+from pgqueue.drivers.address import unreadable
 from pgqueue.drivers.pool import describe
 from pgqueue.task import TaskOptions
 from pgqueue.worker import WorkerOptions
@@ -124,3 +127,50 @@ def test_without_a_database_the_sentence_says_how_to_name_one(monkeypatch: pytes
     monkeypatch.delenv("PGQUEUE_DATABASE_URL", raising=False)
     with pytest.raises(pgqueue.ConfigurationError, match="PGQUEUE_DATABASE_URL"):
         pgqueue.PgQueue().status()
+
+
+def test_every_variable_that_the_package_or_its_documents_name_is_a_setting_or_known_to_be_none() -> None:
+    root = Path(__file__).parents[2]
+    files = [file for folder in ("pgqueue", "docs", "examples") for file in (root / folder).rglob("*.*")]
+    texts = [
+        file.read_text(encoding="utf-8")
+        for file in (*files, *root.glob("*.md"))
+        if file.suffix in (".py", ".md", ".html", ".sql")
+    ]
+    named = set(re.findall(r"PGQUEUE_[A-Z_]*[A-Z]", "\n".join(texts)))
+    settings = {f"PGQUEUE_{name.upper()}" for name in Settings.__dataclass_fields__}
+    assert "PGQUEUE_PG_USER" in named
+    assert named - settings <= OTHER_VARIABLES, "say in pgqueue.config.OTHER_VARIABLES that these are no settings"
+    assert not settings & OTHER_VARIABLES
+
+
+def test_a_url_that_is_no_text_is_refused_without_showing_it() -> None:
+    for name in ("database_url", "listen_url"):
+        with pytest.raises(pgqueue.ConfigurationError, match="must be a text, not a value of type bytes") as refused:
+            load_settings({name: b"postgresql://ada:hunter2@db/x"}, {})
+        assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "postgresql+psycopg://ada:hunter2@db/x",
+            "leave out the name of the driver, so that it begins with postgresql://",
+        ),
+        ("postgres+asyncpg://ada:hunter2@db/x", "leave out the name of the driver"),
+        ("postgresql://ada:hunter2@db/x?sslmod=require", "no parameter 'sslmod'; did you mean sslmode?"),
+        ("postgresql://ada:hunter2@db/x?sslmode=require&zebra=1", "no parameter 'zebra'"),
+        ("postgresql://db/x?password=hunter1&hunter2=1", "neither a postgresql:// URL with known"),
+        ("postgresql://ada:5/a?hunter2=w@db/x", "neither a postgresql:// URL with known"),
+        ("postgresql://db/x?hunter2", "neither a postgresql:// URL with known"),
+        ("mysql://ada:hunter2@db/x", "neither a postgresql:// URL with known"),
+        ("password=a hunter2=c", "nor key=value pairs"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_said_and_no_secret(url: str, said: str) -> None:
+    assert said in unreadable(url)
+    assert "hunter2" not in unreadable(url)
+    with pytest.raises(pgqueue.ConfigurationError) as refused, pgqueue.PgQueue(url, connect_timeout=1) as pq:
+        pq.jobs()
+    assert str(refused.value) == unreadable(url)

@@ -201,3 +201,29 @@ def test_one_queue_serves_event_loops_one_after_another_and_refuses_two_at_once(
         await pq.close()
 
     asyncio.run(two_loops())
+
+
+def test_a_lifespan_without_a_queue_or_with_two_is_refused_with_what_to_do(database: str, admin: Admin) -> None:
+    for wrong in (None, "postgresql:///", FastAPI()):
+        with pytest.raises(pgqueue.ConfigurationError, match="lifespan needs an AsyncPgQueue or a PgQueue, not"):
+            starlette.lifespan(wrong)  # type: ignore[arg-type]
+    one, two = pgqueue.AsyncPgQueue(database), pgqueue.AsyncPgQueue(database)
+
+    async def root(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(f"{starlette.queue_of(request) is one} {request.state.second is two}")
+
+    twice = starlette.lifespan(one, starlette.lifespan(two))
+    with (
+        pytest.raises(pgqueue.ConfigurationError, match="is for one queue, and inner brings another: open and close"),
+        TestClient(Starlette(lifespan=twice)),
+    ):
+        pass
+
+    @asynccontextmanager
+    async def own(app: Any) -> AsyncIterator[dict[str, Any]]:
+        async with two:
+            yield {"second": two}
+
+    with TestClient(Starlette(routes=[Route("/", root)], lifespan=starlette.lifespan(one, own))) as client:
+        assert client.get("/").text == "True True"
+    wait_until(lambda: sessions_of(admin) == 0, PATIENCE, "the server has noticed that all are closed")

@@ -242,3 +242,62 @@ def test_flasks_own_test_runner_gets_output_and_status(database: str, admin: Adm
     assert ran == ["hello tested"]
     assert [signal.getsignal(number) for number in stop_signals()] == handlers
     pq.close()
+
+
+OWN_WORKER = """
+    from pgqueue.worker import Worker, WorkerOptions
+    from shop import create_app
+    from shop.extensions import pq
+    from shop.tasks import apart
+
+    app = create_app("green")
+    with app.app_context():
+        apart.options(max_attempts=1).enqueue("apart")
+    raise SystemExit(Worker(pq.for_app(app), WorkerOptions(drain=True)).run())
+"""
+
+
+@pytest.mark.parametrize("made_by", ["shop:create_app('green')", None])
+def test_child_processes_of_a_worker_of_ones_own_have_the_application_of_the_environment(
+    made_by: str | None, shop: Shop, admin: Admin
+) -> None:
+    (shop.folder / "own_worker.py").write_text(textwrap.dedent(OWN_WORKER))
+    shop.env.pop("FLASK_APP", None)
+    if made_by is not None:
+        shop.env["FLASK_APP"] = made_by
+    with started(("python", "own_worker.py"), shop.env, shop.folder) as worker:
+        assert worker.process.wait(PATIENCE) == 0, worker.said
+        pid = worker.process.pid
+    if made_by is not None:
+        assert sorted(shop.marks()) == [f"apart {pid} shop green", "apart again shop green", "torn down shop green"]
+        assert count(admin, "archive", "state = 'completed'") == 2
+        return
+    said = "start the worker with `flask --app … pgqueue worker`, or set FLASK_APP"
+    assert count(admin, "dead_letter", f"reason LIKE '%{said}%'") == 1, admin.execute(
+        "SELECT reason FROM pgqueue.dead_letter"
+    ).fetchall()
+
+
+TWO_APPS = """
+    from pgqueue.worker import Worker, WorkerOptions
+    from shop import create_app
+    from shop.extensions import pq
+    from shop.tasks import apart
+
+    one, two = create_app("one"), create_app("two")
+
+    if __name__ == "__main__":
+        with one.app_context():
+            apart.enqueue("apart")
+        raise SystemExit(Worker(pq.for_app(one), WorkerOptions(drain=True)).run())
+"""
+
+
+def test_the_environment_chooses_where_a_child_process_has_several_applications(shop: Shop, admin: Admin) -> None:
+    (shop.folder / "two_apps.py").write_text(textwrap.dedent(TWO_APPS))
+    shop.env["FLASK_APP"] = "two_apps:one"
+    with started(("python", "two_apps.py"), shop.env, shop.folder) as worker:
+        assert worker.process.wait(PATIENCE) == 0, worker.said
+        pid = worker.process.pid
+    assert sorted(shop.marks()) == [f"apart {pid} shop one", "apart again shop one", "torn down shop one"]
+    assert count(admin, "archive", "state = 'completed'") == 2

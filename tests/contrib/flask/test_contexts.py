@@ -153,7 +153,7 @@ def test_the_session_of_a_job_is_removed_after_it_and_a_broken_transaction_is_ca
         with running(shop.pq, concurrency=2):
             wait_for_count(admin, 3, "dead_letter", "reason LIKE '%DivisionByZero%'")
             wait_for_count(admin, 6, "archive", "state = 'completed'")
-        assert shop.orders(app) == ["2", "5", "8"]
+        assert sorted(shop.orders(app)) == ["2", "5", "8"]  # two at a time
         with app.app_context():
             assert shop.db.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert len({id(session) for session in sessions}) == 9

@@ -106,6 +106,27 @@ def test_the_only_application_needs_no_context(database: str, admin: Admin) -> N
     pq.close()
 
 
+def test_an_application_that_is_gone_is_not_counted() -> None:
+    pq = PgQueue()
+
+    def create_app(name: str) -> flask.Flask:
+        app = flask.Flask(name)
+        app.config.update(TESTING=True, PGQUEUE_SCHEMA=name)
+        pq.init_app(app)
+        return app
+
+    for name in ("first", "second", "third"):  # as the fixture of a test run makes one after another
+        app = create_app(name)
+        assert pq.settings.schema == name
+        assert pq.only_app() is app
+        another = create_app("another")
+        with pytest.raises(pgqueue.ConfigurationError, match="several Flask applications"):
+            pq.enqueue("anything")
+        del another
+        assert pq.only_app() is app
+        del app
+
+
 def test_tasks_schedules_and_middleware_are_defined_before_there_is_an_application(database: str, admin: Admin) -> None:
     pq = PgQueue()
     ran: list[str] = []
