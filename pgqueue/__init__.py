@@ -1,102 +1,32 @@
-"""A job queue inside PostgreSQL: enqueue commits with the business write, workers hold fenced leases, nothing is lost."""
+"""A job queue inside PostgreSQL: enqueue commits with the business write, workers hold fenced leases, nothing is lost.
 
-from pgqueue.async_client import AsyncBatchTask, AsyncPgQueue, AsyncTask
-from pgqueue.batch import Batch, BatchJob
-from pgqueue.client import BatchTask, PgQueue, Task
-from pgqueue.current import CurrentJob, current_job
-from pgqueue.errors import (
-    ArgumentsDoNotBind,
-    ConfigurationError,
-    DatabaseUnavailable,
-    DuplicateJob,
-    DuplicateTask,
-    EmbeddedError,
-    LeaseLost,
-    PayloadDecodeError,
-    PayloadError,
-    PgQueueError,
-    ResultMissing,
-    SchemaError,
-    TaskError,
-    UnknownQueue,
-    UnknownSchedule,
-    UnknownSubscription,
-    UnknownTask,
-    UnknownTopic,
-    UnsupportedConnection,
-    WaitTimeout,
-)
-from pgqueue.events import Event, EventName
-from pgqueue.job import Job, JobState
-from pgqueue.keys import debounce, throttle
-from pgqueue.middleware import CopyContext, EnqueueCall, InheritHeaders, Middleware
-from pgqueue.ops.dead_letter import DeadLetter as DeadLetterRow
-from pgqueue.ops.schedule import Schedule
-from pgqueue.ops.topic import Subscription, Topic
-from pgqueue.outcome import DeadLetter, Discard, Retry, Snooze
-from pgqueue.result import JobResult, Progress
-from pgqueue.retry import Delays, Exponential, Fixed, Linear
-from pgqueue.rules import ByException
-from pgqueue.topic import Published, PublishedMany
-from pgqueue.version import __version__
+Nothing is loaded before the first name is asked for: every run of pytest imports this package, for its plugin.
+"""
 
-__all__ = [
-    "ArgumentsDoNotBind",
-    "AsyncBatchTask",
-    "AsyncPgQueue",
-    "AsyncTask",
-    "Batch",
-    "BatchJob",
-    "BatchTask",
-    "ByException",
-    "ConfigurationError",
-    "CopyContext",
-    "CurrentJob",
-    "DatabaseUnavailable",
-    "DeadLetter",
-    "DeadLetterRow",
-    "Delays",
-    "Discard",
-    "DuplicateJob",
-    "DuplicateTask",
-    "EmbeddedError",
-    "EnqueueCall",
-    "Event",
-    "EventName",
-    "Exponential",
-    "Fixed",
-    "InheritHeaders",
-    "Job",
-    "JobResult",
-    "JobState",
-    "LeaseLost",
-    "Linear",
-    "Middleware",
-    "PayloadDecodeError",
-    "PayloadError",
-    "PgQueue",
-    "PgQueueError",
-    "Progress",
-    "Published",
-    "PublishedMany",
-    "ResultMissing",
-    "Retry",
-    "Schedule",
-    "SchemaError",
-    "Snooze",
-    "Subscription",
-    "Task",
-    "TaskError",
-    "Topic",
-    "UnknownQueue",
-    "UnknownSchedule",
-    "UnknownSubscription",
-    "UnknownTask",
-    "UnknownTopic",
-    "UnsupportedConnection",
-    "WaitTimeout",
-    "__version__",
-    "current_job",
-    "debounce",
-    "throttle",
-]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pgqueue.api import *  # noqa: F403
+    from pgqueue.api import __all__ as __all__
+    from pgqueue.api import __version__ as __version__
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the package, or a module of it that was not imported by itself."""
+    import importlib
+    from importlib.util import find_spec
+
+    if name.startswith("__") and name not in ("__all__", "__version__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    try:
+        found = getattr(importlib.import_module(f"{__name__}.api"), name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -33,6 +33,10 @@ class Controls:
     events: Bus
     code_limits: dict[str, Limit]
 
+    def told(self) -> dict[str, Any]:
+        """What a child process of a worker is told of the application before it imports anything, as JSON has it."""
+        return {}
+
     @property
     def channel(self) -> str | None:
         """The NOTIFY channel, which is the schema's name; None when notifications are off."""

@@ -56,9 +56,28 @@ async def async_connection(using: Any) -> AsyncConnection | Foreign:
             return OnAsyncpg(target, fairy.dbapi_connection, raw)
     if isinstance(raw, psycopg.AsyncConnection):
         return raw
-    if isinstance(using, psycopg.Connection) or _is_sqlalchemy(using) or _django_wrapper(using) is not None:
-        raise UnsupportedConnection(f"{_name(using)} is synchronous: call this on a PgQueue, without await")
-    raise UnsupportedConnection(_refusal(using, raw))
+    raise _refused_async(using, raw)
+
+
+def check_sync(using: Any) -> None:
+    """Refuse what sync_connection refuses, as far as that can be told without connecting."""
+    if _is_sqlalchemy(using):
+        _check_dialect(using)
+        return
+    wrapper = _django_wrapper(using)
+    if wrapper is None:
+        sync_connection(using)  # psycopg's, or nothing that would do
+    elif wrapper.Database is not psycopg:
+        raise UnsupportedConnection(_refusal(using, wrapper.connection))
+
+
+def check_async(using: Any) -> None:
+    """The same for async_connection."""
+    if isinstance(using, (psycopg.AsyncConnection, psycopg.AsyncCursor)):
+        return
+    if not _is_async_sqlalchemy(using):
+        raise _refused_async(using, None)
+    _check_dialect(using, "asyncpg")
 
 
 def _from_sqlalchemy(using: Any) -> Any:
@@ -179,6 +198,12 @@ def _django_wrapper(using: Any) -> Any:
     if type(using).__module__ == "django.utils.connection" and hasattr(using, "alias"):
         return sys.modules["django.db"].connections[using.alias]
     return None
+
+
+def _refused_async(using: Any, raw: Any) -> UnsupportedConnection:
+    if isinstance(using, psycopg.Connection) or _is_sqlalchemy(using) or _django_wrapper(using) is not None:
+        return UnsupportedConnection(f"{_name(using)} is synchronous: call this on a PgQueue, without await")
+    return UnsupportedConnection(_refusal(using, raw))
 
 
 def _refusal(using: Any, raw: Any) -> str:

@@ -19,6 +19,24 @@ def enqueue_one(envelope: Envelope, call: KeyedCall) -> Op[int]:
     return ids[0]
 
 
+def told_new(op: Op[int]) -> Op[tuple[int, bool]]:
+    """An enqueue of one job, and whether there is a job more: a unique key may have given the id of the one that it had."""
+    is_new = True
+    try:
+        step = next(op)
+        while True:
+            try:
+                rows = yield step
+            except Exception as error:  # noqa: BLE001 - the operation says what comes of it
+                step = op.throw(error)
+                continue
+            if isinstance(step, Step) and step.name in ("job_enqueue_unique", "job_enqueue_over"):
+                is_new = any(row[2] for row in rows)
+            step = op.send(rows)
+    except StopIteration as ended:
+        return int(ended.value), is_new
+
+
 def enqueue_keyed(envelope: Envelope, calls: Iterable[KeyedCall]) -> Op[list[int]]:
     """The same for any number of jobs, in the order of the input. Of several calls with one key each gets the same id."""
     calls, places = _distinct(envelope, calls)

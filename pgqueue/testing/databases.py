@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from pgqueue import embedded, migrate
+from pgqueue.embedded.server import check_platform
+from pgqueue.errors import ConfigurationError
+from pgqueue.testing.leftovers import remove_abandoned, server_folder
 
 VARIABLE = "PGQUEUE_TEST_DATABASE_URL"
 FAST = ("-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off", "-c", "max_connections=300")
 """Nothing of it is to survive a loss of power."""
 PREFIX = "pgqueue_test_"
+OTHERS = """
+SELECT backend_xid IS NOT NULL, pid FROM pg_stat_activity WHERE datname = %(database)s AND backend_type = 'client backend'
+"""
+LEFT_OPEN = "pgqueue_prepare_template left a transaction open in the template: commit it, and close the connection"
 
 
 @contextmanager
@@ -29,19 +33,11 @@ def server(given: str | None) -> Iterator[str]:
     if given:
         yield given
         return
+    check_platform()
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        remove_abandoned()
     with embedded.start(server_folder(), options=FAST) as started:
         yield started.url
-
-
-def server_folder() -> Path:
-    """Where the private server of this run lives: named after the process that began the run."""
-    beginner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    return Path(tempfile.gettempdir()) / f"pgqueue-testing-{beginner}"
-
-
-def remove_server() -> None:
-    """Nothing of it stays. To be called by the process that began the run, when the others have left."""
-    shutil.rmtree(server_folder(), ignore_errors=True)
 
 
 def url_of(server_url: str, database: str) -> str:
@@ -65,6 +61,17 @@ def database(server_url: str, origin: str | None = None) -> Iterator[str]:
 def migrated(url: str, schema: str) -> None:
     """Make the queue's schema there."""
     migrate.upgrade(url, schema=schema)
+
+
+def end_sessions(server_url: str, name: str) -> None:
+    """End the sessions that were left open in a database that is to be cloned; ConfigurationError where one has work that is
+    not committed."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        rows = connection.execute(OTHERS, {"database": name}).fetchall()
+        if any(writes for writes, _ in rows):
+            raise ConfigurationError(LEFT_OPEN)
+        for _, pid in rows:
+            connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
 
 def _execute(url: str, statement: sql.Composed) -> None:

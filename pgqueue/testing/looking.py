@@ -19,6 +19,7 @@ from pgqueue.task import BaseTask
 
 AnyTask: TypeAlias = Any
 """A task, its name, or a task of Django's framework."""
+STATES = ("ready", "scheduled", "blocked", "running")
 SHOWN = 20
 LONGEST = 200
 MISSING_APP = "a name, or a task of Django's framework, needs the queue object beside it: assert_enqueued(…, pq=pq)"
@@ -172,6 +173,8 @@ def _wanted(
     kwargs: Mapping[str, Any] | None,
     facts: Mapping[str, Any],
 ) -> _Wanted:
+    if facts["state"] is not None and facts["state"] not in STATES:
+        raise ConfigurationError(f"state is one of {', '.join(STATES)}, and not {facts['state']!r}")
     name = _name(app, task)
     known = app.tasks.get(name)
     call = None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pgqueue.testing import leftovers
+
 if TYPE_CHECKING:
     import psycopg
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 INI = "pgqueue_test_database_url"
 VARIABLE = "PGQUEUE_TEST_DATABASE_URL"
 CLOCK = "pgqueue_clock"
-_used_server = pytest.StashKey[bool]()
+PATIENCE = 10.0
+"""Seconds for the workers of pytest-xdist to leave."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,14 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The run is over, and its private server with it."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    if session.config.stash.get(_used_server, False) or session.config.pluginmanager.hasplugin("dsession"):
-        from pgqueue.testing.databases import remove_server
-
-        remove_server()
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The run is over, and its private server with it. Not before: the end of fixtures may be part of the end of the run."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and leftovers.server_folder().exists():
+        leftovers.remove_server(PATIENCE if config.pluginmanager.hasplugin("dsession") else 0.0)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +47,6 @@ def pgqueue_server_url(pytestconfig: pytest.Config) -> Iterator[str]:
     from pgqueue.testing import databases
 
     given = os.environ.get(VARIABLE) or str(pytestconfig.getini(INI)) or None
-    pytestconfig.stash[_used_server] = given is None
     with databases.server(given) as url:
         yield url
 
@@ -76,6 +74,7 @@ def pgqueue_template(
         url = databases.url_of(pgqueue_server_url, name)
         databases.migrated(url, pgqueue_test_schema)
         pgqueue_prepare_template(url)
+        databases.end_sessions(pgqueue_server_url, name)
         yield name
 
 
@@ -137,8 +136,9 @@ def pgqueue_cloned(pgqueue_app: Any, pgqueue_database: str) -> Iterator[Any]:
 @pytest.fixture
 def pgqueue_rolled_back(pgqueue_app: Any, pgqueue_shared_database: str, pgqueue_connection: Any) -> Iterator[Any]:
     """The queue object of the application, with all that it does in the transaction of `pgqueue_connection`."""
-    from pgqueue.testing.pointing import bound, pointed
+    from pgqueue.testing.pointing import bound, check_bindable, pointed
 
+    check_bindable(pgqueue_app, pgqueue_connection)
     with pointed(pgqueue_app, pgqueue_shared_database), bound(pgqueue_app, pgqueue_connection) as queue:
         yield queue
 
@@ -146,7 +146,7 @@ def pgqueue_rolled_back(pgqueue_app: Any, pgqueue_shared_database: str, pgqueue_
 @pytest.fixture
 def pgqueue_inline(pgqueue_app: Any) -> Iterator[list[Ran]]:
     """The queue object of the application in the inline mode: enqueues run their jobs at once; what ran."""
-    from pgqueue.testing.inline import inline
+    from pgqueue.testing.inlining import inline
 
     with inline(pgqueue_app) as ran:
         yield ran

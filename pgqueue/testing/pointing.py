@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +22,10 @@ from pgqueue.client import PgQueue
 from pgqueue.core import Core
 from pgqueue.drivers.execute import AsyncConnection, Foreign, SyncConnection, commits_by_itself, run, run_async
 from pgqueue.drivers.pool import AsyncPool, SyncPool
-from pgqueue.drivers.resolve import async_connection, sync_connection
-from pgqueue.errors import ConfigurationError, PgQueueError
+from pgqueue.drivers.resolve import async_connection, check_async, sync_connection
+from pgqueue.errors import ConfigurationError, PgQueueError, UnsupportedConnection
 from pgqueue.ops import Op, Rows, Step, Stream
+from pgqueue.task import BaseTask
 
 T = TypeVar("T")
 Queue = TypeVar("Queue", bound=Core)
@@ -34,6 +36,10 @@ OF_DJANGO = "this queue works on Django's connections: the database is that of D
 AUTOCOMMIT = (
     "this connection is in autocommit, outside of a transaction: what is done there cannot be rolled back; begin a "
     "transaction first (psycopg: connection.transaction(), Django: transaction.atomic())"
+)
+NOT_ASYNC = (
+    "pgqueue_app is an AsyncPgQueue, and pgqueue_connection is not asynchronous: override pgqueue_connection with an "
+    "asynchronous connection that is rolled back (docs/testing.md has one), or use pgqueue_cloned"
 )
 _bound: weakref.WeakKeyDictionary[Core, Any] = weakref.WeakKeyDictionary()
 
@@ -80,9 +86,27 @@ def bound(app: Queue, using: Any) -> Iterator[Queue]:
 
 def home_of(app: Core) -> Core:
     """The object that has the connections: of a Flask extension that of the current application."""
+    if not isinstance(app, Core):
+        raise ConfigurationError(_no_queue(app))
     extension: Any = app
     home: Core = extension._queue() if hasattr(app, "for_app") else app
     return home
+
+
+def _no_queue(given: object) -> str:
+    if given is None:
+        return "this needs the queue object, and got None: does the fixture pgqueue_app return it?"
+    hint = f", not a task of it ({given.name})" if isinstance(given, BaseTask) else f", and got {given!r:.200}"
+    return f"this needs the queue object, a PgQueue or an AsyncPgQueue{hint}"
+
+
+def check_bindable(app: Core, using: Any) -> None:
+    """ConfigurationError for an AsyncPgQueue and a connection that is not asynchronous, as that of the plugin is."""
+    if isinstance(home_of(app), AsyncPgQueue):
+        try:
+            check_async(using)
+        except UnsupportedConnection as error:
+            raise ConfigurationError(NOT_ASYNC) from error
 
 
 @contextmanager
@@ -184,11 +208,16 @@ class _AsyncInside:
         self._app = app
         self._original = app.run
         self._using = using
+        self._one_at_a_time = asyncio.Lock()
 
     async def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """See AsyncPgQueue.run."""
         if using is not None:
             return await self._original(op, using, atomic=atomic)
+        async with self._one_at_a_time:  # savepoints of two operations must not cross
+            return await self._run(op)
+
+    async def _run(self, op: Op[T]) -> T:
         connection = await _begun_async(await async_connection(self._using))
         steps = Steps()
         async with connection.transaction():

@@ -54,6 +54,10 @@ ON_ASYNCPG = (
     "run_jobs_async works in a transaction of psycopg's only: leave using= out, so that it commits, or give the engine of "
     "your tests the driver psycopg (postgresql+psycopg://…)"
 )
+SCHEDULED = (
+    "schedules have made more than {} jobs: was the clock moved far, with missed='all'? run_jobs(limit=…) allows more, and "
+    "schedules=False makes none"
+)
 LEFT_OPEN = "the handler of job {} settled it in a transaction that it left open"
 ENDED = (
     "a handler has ended the transaction in which the jobs of this test run: give it a savepoint to commit (SQLAlchemy: "
@@ -133,6 +137,7 @@ class _Drain:
         self.limit = validate_count("limit", limit)
         self.schedules = schedules
         self.ran: list[Ran] = []
+        self.made = 0
         # As a worker does it, what has settled here wakes nobody: there is nobody else.
         self.options = settle_ops.SettleOptions(archive=app.settings.archive)
 
@@ -141,7 +146,7 @@ class _Drain:
         yield Ask(tending.begin(self.app))
         moved = True
         while moved:
-            moved = self.schedules and (yield Ask(tending.tick(self.app)))
+            moved = self.schedules and (yield from self._tick())
             moved = (yield Ask(tending.replay())) or moved
             for queue in self.queues or (yield Ask(tending.queues(self.app))):
                 yield Ask(tending.tend(self.app, queue))
@@ -149,6 +154,13 @@ class _Drain:
                     yield from self._run(jobs)
                     moved = True
         return self.ran
+
+    def _tick(self) -> Plan[bool]:
+        ticked, made = yield Ask(tending.tick(self.app, self.limit - self.made))
+        self.made += made
+        if self.made > self.limit:
+            raise TooManyJobs(SCHEDULED.format(self.limit))
+        return bool(ticked)
 
     def _claim(self, queue: str) -> Plan[list[Job]]:
         jobs: list[Job] = yield Ask(tending.claim(queue, 1))

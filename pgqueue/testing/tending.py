@@ -41,17 +41,18 @@ def queues(app: Core) -> Op[list[str]]:
     return sorted({*known, *app.tasks.queues()})
 
 
-def tick(app: Core) -> Op[bool]:
-    """Make the jobs of the schedules that are due; whether there were any."""
-    ticked = False
+def tick(app: Core, room: int) -> Op[tuple[bool, int]]:
+    """Make the jobs of the schedules that are due: whether any was, and how many jobs; no further once there is no room."""
+    ticked, made = False, 0
     names = list(app.code_schedules)
     while True:
         found = yield from schedule_ops.tick(names, channel=None)
         if found.failed:
             raise ConfigurationError("; ".join(f"schedule {name}: {why}" for name, why in found.failed.items()))
-        if not found.ticked:
-            return ticked
-        ticked = True
+        ticked = ticked or bool(found.ticked)
+        made += sum(len(one.ids) for one in found.ticked)
+        if not found.ticked or made > room:
+            return ticked, made
 
 
 def replay() -> Op[bool]:

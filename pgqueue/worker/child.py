@@ -115,6 +115,7 @@ class Child:
     def _prepare(self, hello: Message) -> None:
         sys.path[:], sys.argv[:] = unpack(hello["path"]), unpack(hello["argv"])
         self._settings = hello["settings"]
+        places.told = hello["told"]
         with _importing():
             for name in hello["modules"]:
                 with suppress(BaseException):  # a job that needs it tries again, and says what was wrong

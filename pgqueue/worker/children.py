@@ -157,6 +157,7 @@ class ChildRunner(Runner):
             "argv": pack(sys.argv),
             "modules": self.places.modules(),
             "settings": {name: value for name, value in chosen.items() if value is not None},
+            "told": self.places.app.told(),
         }
 
 

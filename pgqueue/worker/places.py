@@ -15,6 +15,8 @@ from pgqueue.worker import platform
 
 importing = False
 """True in a child process while it imports the application, which must not start a worker then."""
+told: dict[str, Any] = {}
+"""In a child process: what the application of its parent tells that of the child, see `Controls.told`."""
 
 
 class Place(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pgqueue
-from pgqueue.testing import TooManyJobs, enqueued_jobs, inline
+from pgqueue.testing import TooManyJobs, enqueued_jobs, inline, run_jobs
 
 NOWHERE = "postgresql://nobody@/nothing?host=/nowhere"
 
@@ -34,9 +34,9 @@ def test_an_enqueue_runs_at_once_in_this_thread_without_a_database() -> None:
         job_id = outer.enqueue(numbers, deep={"a": None})
         assert seen == [([1, 2], {"deep": {"a": None}}, threading.get_ident(), 1), 1]
         assert seen[0][0] is not numbers
-        assert [(one.id, one.outcome, one.result) for one in ran] == [(2, "completed", None), (job_id, "completed", 7)]
+        assert [(one.id, one.outcome, one.result) for one in ran] == [(-2, "completed", None), (job_id, "completed", 7)]
         pq.enqueue(outer.name, [[]], priority=3)
-        assert outer.enqueue_many([([],), ([],)]) == [5, 6]
+        assert outer.enqueue_many([([],), ([],)]) == [-5, -6]
         assert len(ran) == 8
     with pytest.raises(pgqueue.DatabaseUnavailable):
         outer.enqueue([])
@@ -81,8 +81,8 @@ def test_jobs_with_keys_run_as_well(option: dict[str, Any]) -> None:
         seen.append(number)
 
     with inline(pq):
-        assert work.enqueue(1) == 1
-        assert work.enqueue_many([(2,), (3,)]) == [2, 3]
+        assert work.enqueue(1) == -1
+        assert work.enqueue_many([(2,), (3,)]) == [-2, -3]
     assert seen == [1, 2, 3]
 
 
@@ -152,7 +152,100 @@ def test_a_transaction_block_is_that_of_the_caller_or_refused(pq: pgqueue.PgQueu
             with pytest.raises(pgqueue.PgQueueError, match="run_jobs"):
                 work.enqueue(True)
             assert [one.outcome for one in ran] == ["completed", "retry"]
-            assert enqueued_jobs(pq) == []  # everything else asks the database
+            with pytest.raises(pgqueue.PgQueueError, match="inline mode"):
+                enqueued_jobs(pq)
+
+
+def test_what_is_no_enqueue_is_refused_and_the_configured_database_never_hears_of_it(
+    pq: pgqueue.PgQueue, database: str
+) -> None:
+    import psycopg
+
+    seen: list[int] = []
+
+    @pq.subscriber("news")
+    @pq.task
+    def work(number: int) -> None:
+        seen.append(number)
+
+    pq.keep_topic("news", age=60)
+    real = [work.enqueue(number) for number in range(3)]
+    before = pq.jobs()
+    with psycopg.connect(database) as connection:
+        for using in ({}, {"using": connection}):
+            with inline(pq) as ran:
+                mine = work.enqueue(7, **using)  # type: ignore[call-arg]
+                assert mine < 0 < min(real)
+                for call in (
+                    lambda mine=mine, using=using: pq.cancel(mine, **using),
+                    lambda using=using: pq.cancel(real, **using),
+                    lambda using=using: pq.cancel_all(everything=True, **using),
+                    lambda using=using: pq.publish("news", [1], **using),
+                    lambda using=using: pq.publish_many("news", [(1,)], **using),
+                    lambda using=using: pq.claim("default", **using),
+                    lambda mine=mine: pq.wait(mine, 0),
+                    lambda mine=mine: pq.result(mine),
+                    lambda: pq.pause("default"),
+                    lambda: pq.status(),
+                    lambda: run_jobs(pq),
+                ):
+                    with pytest.raises(pgqueue.PgQueueError, match="only an enqueue does something there"):
+                        call()
+                assert work.enqueue_many([]) == []
+            assert len(ran) == 1
+    assert seen == [7, 7]
+    assert pq.jobs() == before
+    with psycopg.connect(database) as connection:
+        assert connection.execute("SELECT count(*) FROM pgqueue.message").fetchone() == (0,)
+
+
+async def test_an_async_queue_refuses_the_same() -> None:
+    apq = pgqueue.AsyncPgQueue(NOWHERE)
+    with inline(apq):
+        for call in (apq.cancel(1), apq.publish("news", [1]), apq.wait(-1), apq.status()):
+            with pytest.raises(pgqueue.PgQueueError, match="only an enqueue does something there"):
+                await call
+
+
+def test_a_connection_that_production_refuses_is_refused_without_connecting() -> None:
+    import sqlalchemy
+    from sqlalchemy import orm
+
+    pq = pgqueue.PgQueue(NOWHERE)
+    seen: list[int] = []
+
+    @pq.task
+    def work(number: int) -> None:
+        seen.append(number)
+
+    engine = sqlalchemy.create_engine("postgresql+psycopg://nobody@/nothing?host=/nowhere")
+    lite = sqlalchemy.create_engine("sqlite://")
+    with inline(pq):
+        for bad in (object(), "postgresql://", 7, engine, orm.sessionmaker(engine), orm.Session(lite), orm.Session()):
+            with pytest.raises(pgqueue.UnsupportedConnection):
+                work.options(using=bad).enqueue(1)
+        assert seen == []
+        with orm.Session(engine) as session:
+            work.options(using=session).enqueue(2)
+    assert seen == [2]
+
+
+async def test_so_is_one_of_the_other_colour(database: str) -> None:
+    import psycopg
+    from sqlalchemy.ext import asyncio as of_sqlalchemy
+
+    pq, apq = pgqueue.PgQueue(NOWHERE), pgqueue.AsyncPgQueue(NOWHERE)
+    engine = of_sqlalchemy.create_async_engine("postgresql+asyncpg://nobody@/nothing?host=/nowhere")
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        with psycopg.connect(database) as plain, inline(pq), inline(apq, raise_errors=False) as ran:
+            with pytest.raises(pgqueue.UnsupportedConnection, match="asynchronous"):
+                pq.enqueue("unknown", using=connection, queue="q")
+            for bad in (plain, object(), engine):
+                with pytest.raises(pgqueue.UnsupportedConnection):
+                    await apq.enqueue("unknown", using=bad, queue="q")
+            for good in (connection, of_sqlalchemy.AsyncSession(engine)):
+                await apq.enqueue("unknown", using=good, queue="q")
+    assert len(ran) == 2
 
 
 async def test_async_queues_run_inline_in_their_loop(database: str) -> None:

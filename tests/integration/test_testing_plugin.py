@@ -8,6 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.integration.test_documentation import ROOT, blocks
+
 pytest_plugins = ["pytester"]
 
 APPLICATION = """
@@ -206,16 +208,136 @@ def test_the_connection_may_be_one_of_sqlalchemy(
     project.runpytest_subprocess("-q").assert_outcomes(passed=2)
 
 
-def test_the_plugin_is_light_where_nobody_uses_it(project: pytest.Pytester) -> None:
+TEMPLATE = """
+import psycopg, pytest, shop
+
+left = []
+
+@pytest.fixture(scope="session")
+def pgqueue_prepare_template():
+    def prepare(url):
+        left.append(psycopg.connect(url, autocommit={}))
+        left[0].execute("CREATE TABLE letter (word text)")
+    yield prepare
+    left[0].close()
+
+def test_in_a_clone(pgqueue_database):
+    with psycopg.connect(pgqueue_database) as connection:
+        connection.execute("INSERT INTO letter VALUES ('a')")
+"""
+
+
+def test_sessions_that_are_left_open_in_the_template_are_ended(
+    project: pytest.Pytester, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_TEST_DATABASE_URL", server_url)
+    project.makepyfile(test_shop=TEMPLATE.format(True))
+    project.runpytest_subprocess("-q").assert_outcomes(passed=1)
+    project.makepyfile(test_shop=TEMPLATE.format(False))
+    result = project.runpytest_subprocess("-q")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*ConfigurationError: pgqueue_prepare_template left a transaction open*"])
+    assert databases(server_url) == []
+
+
+def test_an_application_that_is_none_is_said(
+    project: pytest.Pytester, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_TEST_DATABASE_URL", server_url)
+    project.makeconftest(CONFTEST.replace("return shop.pq", "shop.pq"))
+    project.makepyfile(
+        test_shop="""
+        import pytest
+
+        @pytest.mark.parametrize("name", ["pgqueue_rolled_back", "pgqueue_cloned", "pgqueue_inline"])
+        def test_one(request, name):
+            with pytest.raises(Exception, match="got None: does the fixture pgqueue_app return it") as caught:
+                request.getfixturevalue(name)
+            assert type(caught.value).__name__ == "ConfigurationError"
+        """
+    )
+    project.runpytest_subprocess("-q").assert_outcomes(passed=3)
+
+
+def test_an_async_queue_is_rolled_back_on_an_async_connection(
+    project: pytest.Pytester, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_TEST_DATABASE_URL", server_url)
+    project.makeini(
+        "[pytest]\nfilterwarnings = error\naddopts = -p no:cacheprovider\npythonpath = .\nasyncio_mode = auto\n"
+        "asyncio_default_fixture_loop_scope = function\n"
+    )
+    found = {
+        block.splitlines()[0].removeprefix("# tests_async/"): block
+        for block in blocks(ROOT / "docs" / "testing.md", "python")
+        if block.startswith("# tests_async/")
+    }
+    assert sorted(found) == ["conftest.py", "test_uploads.py"]
+    for name, text in found.items():
+        (project.path / name).write_text(text, encoding="utf-8")
+    (project.path / "uploads.py").write_text(
+        """
+import pgqueue
+
+queue = pgqueue.AsyncPgQueue()
+
+@queue.task
+async def make_thumbnail(upload): ...
+""",
+        encoding="utf-8",
+    )
+    (project.path / "test_shop.py").unlink()
+    project.runpytest_subprocess("-q").assert_outcomes(passed=1)
+    (project.path / "conftest.py").write_text(
+        "import pytest, uploads\n\n@pytest.fixture\ndef pgqueue_app():\n    return uploads.queue\n", encoding="utf-8"
+    )
+    result = project.runpytest_subprocess("-q")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*ConfigurationError: pgqueue_app is an AsyncPgQueue*override pgqueue_connection*"])
+
+
+@pytest.mark.parametrize("parallel", [[], ["-n", "1"]], ids=["one process", "xdist"])
+def test_the_plugin_is_light_where_nobody_uses_it(project: pytest.Pytester, parallel: list[str]) -> None:
+    project.makeconftest(
+        """
+        import sys
+
+        HEAVY = {"psycopg", "psycopg_pool", "alembic", "sqlalchemy", "django", "typer"}
+        OURS = {"pgqueue", "pgqueue.testing", "pgqueue.testing.leftovers", "pgqueue.testing.plugin"}
+
+        def loaded():
+            ours = {name for name in sys.modules if name.split(".")[0] == "pgqueue"}
+            return (HEAVY & set(sys.modules)) | (ours - OURS)
+
+        def pytest_unconfigure(config):
+            import atexit
+            atexit.register(lambda: print("at the end:", loaded() or "nothing"))
+        """
+    )
     project.makepyfile(
         test_shop="""
         import sys
+        from conftest import loaded
 
         def test_nothing_heavy_is_imported():
             assert "pgqueue.testing.plugin" in sys.modules
-            assert not {"alembic", "sqlalchemy", "django"} & set(sys.modules)
+            assert not loaded()
         """
     )
     (project.path / "shop.py").unlink()
+    result = project.runpytest_subprocess("-q", *parallel)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["at the end: nothing"])
+
+
+def test_a_psycopg_that_cannot_be_imported_breaks_nobody_elses_tests(project: pytest.Pytester) -> None:
+    (project.path / "psycopg.py").write_text("raise ImportError('no pq wrapper available')", encoding="utf-8")
+    project.makepyfile(test_shop="def test_one():\n    pass\n")
+    (project.path / "shop.py").unlink()
     (project.path / "conftest.py").unlink()
-    project.runpytest_subprocess("-q").assert_outcomes(passed=1)
+    result = project.runpytest_subprocess("-q")
+    result.assert_outcomes(passed=1)
+    project.makepyfile(test_shop="def test_one(pgqueue_rolled_back):\n    pass\n")
+    result = project.runpytest_subprocess("-q")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*no pq wrapper available*"])

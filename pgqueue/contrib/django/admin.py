@@ -17,7 +17,7 @@ from django.utils.html import format_html
 
 from pgqueue.contrib.django import admin_actions, options
 from pgqueue.contrib.django.admin_filters import HINT, PausedFilter, QueueFilter, StateFilter, of_queue
-from pgqueue.contrib.django.models import DeadLetter, Job, Schedule, Worker
+from pgqueue.contrib.django.models import DeadLetter, Job, Schedule, Shown, Worker
 from pgqueue.contrib.django.queues import DjangoQueue, queue
 from pgqueue.failure import one_line
 
@@ -63,6 +63,13 @@ class LookOnly(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """All of them."""
         return [field.name for field in self.model._meta.fields]
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        """Not by what is no text, number or time, such as the arguments."""
+        name = lookup.partition("__")[0]
+        if any(field.name == name and isinstance(field, Shown) for field in self.model._meta.fields):
+            return False
+        return bool(super().lookup_allowed(lookup, value, request))
 
     def has_add_permission(self, request: HttpRequest, *_more: Any) -> bool:
         """Jobs are enqueued."""

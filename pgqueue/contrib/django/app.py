@@ -1,6 +1,6 @@
 """Where workers find the queues: ``--app pgqueue.contrib.django.app``, or ``…app:queues.NAME`` for another entry of TASKS.
 
-Importing it sets Django up, also in the child processes of a worker.
+Importing it sets Django up, also in the child processes of a worker, where databases are those of the parent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from typing import Any
 import django
 from django.apps import apps
 
+from pgqueue.contrib.django.databases import be_where_the_parent_is
+
 if not apps.ready:
+    be_where_the_parent_is()
     django.setup()
 
 from pgqueue.contrib.django import options

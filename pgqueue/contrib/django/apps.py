@@ -7,7 +7,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core import checks
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_save
 from django.utils.module_loading import autodiscover_modules
 
 from pgqueue.contrib.django import options
@@ -24,9 +24,14 @@ class PgQueueConfig(AppConfig):
     def ready(self) -> None:
         """Django has loaded all models."""
         from pgqueue.contrib.django.checks import check_schema
+        from pgqueue.contrib.django.databases import be_where_the_parent_is
+        from pgqueue.contrib.django.models import refuse
 
+        be_where_the_parent_is()  # where a module of the project has set Django up by itself
         checks.register(check_schema, checks.Tags.database)
-        post_migrate.connect(_without_migrations, sender=self, dispatch_uid="pgqueue.schema")
+        for model in self.get_models():
+            pre_save.connect(refuse, sender=model, dispatch_uid=f"pgqueue.{model.__name__}")
+        post_migrate.connect(_complete, sender=self, dispatch_uid="pgqueue.schema")
         autodiscover_modules("tasks")
         _collect()
 
@@ -45,15 +50,25 @@ def _collect() -> None:
                 defined.add(value)
 
 
-def _without_migrations(sender: AppConfig, using: str, **_kwargs: Any) -> None:
-    """Where the settings switch migrations off, as test settings do for speed, the schema is made all the same."""
+def _complete(sender: AppConfig, using: str, verbosity: int = 0, **kwargs: Any) -> None:
+    """Where the settings switch migrations off, as test settings do for speed, the schema is made all the same. And what
+    they named only after the migrations were recorded, another schema or database, is brought to where those are."""
     from django.db import connections
     from django.db.migrations.loader import MigrationLoader
 
     from pgqueue import migrate
     from pgqueue.contrib.django import revisions
 
-    if MigrationLoader.migrations_module(sender.label)[0] is not None:
+    connection = connections[using]
+    if MigrationLoader.migrations_module(sender.label)[0] is None:
+        wanted = migrate.revisions()[-1]
+    elif "plan" not in kwargs:
+        return  # it is `flush` that says so
+    elif not (wanted := revisions.recorded(connection)):
         return
-    for schema in revisions.concerned(connections[using], sender.label):
-        revisions.bring_up(connections[using], schema, migrate.revisions()[-1])
+    for schema in revisions.concerned(connection, sender.label):
+        if revisions.is_behind(connection, schema, wanted):
+            if verbosity:
+                out: Any = kwargs.get("stdout", sys.stdout)
+                out.write(f"  Bringing the queue's schema {schema!r} to revision {wanted}\n")
+            revisions.bring_up(connection, schema, wanted)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from django.utils import timezone
 
-from pgqueue.contrib.django import checks
+from pgqueue.contrib.django import checks, options
 from pgqueue.contrib.django.framework import (
     BaseTaskBackend,
     InvalidTask,
     Task,
     TaskResult,
+    TaskResultDoesNotExist,
     TaskResultStatus,
     normalize_json,
     task_enqueued,
@@ -21,6 +23,7 @@ from pgqueue.contrib.django.framework import (
 from pgqueue.contrib.django.framework_task import PgQueueTask
 from pgqueue.contrib.django.queues import DjangoQueue, queue
 from pgqueue.contrib.django.results import result_of
+from pgqueue.errors import ConfigurationError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +44,12 @@ class PgQueueBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
-        super().__init__(alias, params)
+        try:
+            options.check_queues(params.get("QUEUES", []))
+        except ConfigurationError:
+            super().__init__(alias, {**params, "QUEUES": []})  # the system check says it
+        else:
+            super().__init__(alias, params)
         self._params = params
 
     @property
@@ -59,12 +67,16 @@ class PgQueueBackend(BaseTaskBackend):
         """Enqueue a job, which exists once the transaction of the application commits, and never if it does not.
 
         TypeError and ValueError (PayloadError) for arguments that are not JSON, ArgumentsDoNotBind for those that the
-        function does not take: before anything is sent.
+        function does not take: before anything is sent. A call that makes no job of its own has the result of the first.
         """
         self.validate_task(task)
         positional: list[Any] = normalize_json(list(args))
         keywords: Mapping[str, Any] = normalize_json(dict(kwargs))
-        job_id = self.queue.enqueue_task(task, positional, keywords)
+        job_id, is_new = self.queue.enqueue_task(task, positional, keywords)
+        if not is_new:
+            with suppress(TaskResultDoesNotExist):  # it has ended meanwhile, and nothing is kept of it
+                first: Any = result_of(self.queue, str(job_id))
+                return first  # type: ignore[no-any-return]
         result: TaskResult[P, R] = TaskResult(
             task=task,
             id=str(job_id),
@@ -79,7 +91,8 @@ class PgQueueBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        task_enqueued.send(type(self), task_result=result)
+        if is_new:
+            task_enqueued.send(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:

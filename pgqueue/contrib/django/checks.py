@@ -13,7 +13,7 @@ from django.db import connections
 
 from pgqueue.contrib.django import options
 from pgqueue.contrib.django.databases import unfit, url_of
-from pgqueue.errors import ConfigurationError, PgQueueError
+from pgqueue.errors import ConfigurationError, PgQueueError, TaskError
 from pgqueue.worker.options import WorkerOptions
 
 APPLICATION = "pgqueue.contrib.django"
@@ -42,6 +42,7 @@ def settings_of(alias: str, params: Mapping[str, Any]) -> list[checks.CheckMessa
         hint = "Leave `archive` out, or say {'defaults': {'keep_result': False}}."
         message = f"{where}: with archive=False nothing is left of a job that a result could be read from."
         found.append(checks.Warning(message, hint=hint, id="pgqueue.W002"))
+    found += [checks.Error(f"{where}: {problem}", id="pgqueue.E004") for problem in _clashes(alias)]
     if problem := pool_too_small(database, WorkerOptions().concurrency):
         hint = "Make the pool as large, or start workers with as small a --concurrency."
         found.append(checks.Warning(f"{where}: {problem}", hint=hint, id="pgqueue.W003"))
@@ -88,6 +89,17 @@ def check_schema(
         if not found.fits:
             sentence = found.sentence.replace("`pgqueue migrate`", "`manage.py migrate`")
             yield checks.Warning(f"TASKS[{alias!r}]: {sentence}", id="pgqueue.W001")
+
+
+def _clashes(alias: str) -> list[str]:
+    from pgqueue.contrib.django.queues import queue
+
+    tasks: Any = queue(alias).tasks
+    try:
+        list(tasks)  # which fills it
+    except (ConfigurationError, TaskError) as error:
+        return [str(error)]
+    return list(tasks.clashes)
 
 
 def _database(alias: str) -> str:

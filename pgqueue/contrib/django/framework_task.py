@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 from django.utils.module_loading import import_string
 
 from pgqueue.contrib.django.framework import InvalidTask, Task
-from pgqueue.contrib.django.options import DEFAULT, check_task_options
-from pgqueue.errors import ConfigurationError
+from pgqueue.contrib.django.options import DEFAULT, check_names, check_task_options
+from pgqueue.errors import ConfigurationError, DuplicateTask
 from pgqueue.schedule import GRACE, rhythm
 from pgqueue.task import OF_THE_TASK, TaskOptions, import_name
 
@@ -32,6 +32,11 @@ class Scheduled(NamedTuple):
     options: Mapping[str, Any]
 
 
+def place_of(task: Any) -> tuple[str, str]:
+    """Where its function was written: the same place again is a reload."""
+    return import_name(task.func.__module__), task.func.__qualname__
+
+
 class Defined:
     """What modules have defined so far, for every queue of this process to look at. `number` grows with it."""
 
@@ -42,13 +47,20 @@ class Defined:
         self._lock = threading.Lock()
 
     def add(self, task: Any) -> None:
-        """A task of any backend; a copy with other options is none of its own, and one that was reloaded replaces it."""
+        """A task of any backend; a copy with other options is none of its own, and one that was reloaded replaces it.
+        DuplicateTask where another function has its name or one of its aliases."""
         name = self.name_of(task)
         with self._lock:
             known = self.tasks.get(name)
-            if known is None or known.func is not task.func:
-                self.tasks[name] = task
-                self.number += 1
+            if known is not None and known.func is task.func:
+                return
+            wanted = {name, *getattr(task, "aliases", ())}
+            for other_name, other in self.tasks.items():
+                taken = wanted & {other_name, *getattr(other, "aliases", ())}
+                if taken and place_of(other) != place_of(task):
+                    raise DuplicateTask(f"two tasks are named {min(taken)!r}: give one of them name=…")
+            self.tasks[name] = task
+            self.number += 1
 
     @staticmethod
     def name_of(task: Any) -> str:
@@ -117,6 +129,7 @@ else:
             chosen = {**(options or {}), **ours}
             try:
                 check_task_options(chosen)
+                check_names(job_name, aliases)
             except ConfigurationError as error:
                 raise InvalidTask(str(error)) from error
             for name, value in (("options", chosen), ("job_name", job_name), ("aliases", tuple(aliases))):
@@ -178,7 +191,8 @@ def task(
     takes_context: bool = False,
     **options: Any,
 ) -> Any:
-    """Define a task of Django's framework, with the options that the framework lacks; InvalidTask for what cannot be.
+    """Define a task of Django's framework, with the options that the framework lacks; InvalidTask for what cannot be,
+    DuplicateTask for a name that another function has.
 
     `priority`, `queue_name`, `backend`, `takes_context`: as for the decorator of Django. `name`: under which its jobs are
     stored, instead of its module and function; `aliases`: names that it had before. `options`: max_attempts, retry, timeout,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.db import models
+from django.db import NotSupportedError, models
 
 from pgqueue.contrib.django import options
 from pgqueue.errors import ConfigurationError
@@ -59,6 +59,14 @@ class ShownTime(models.DateTimeField):  # type: ignore[type-arg]
         """Without what is beyond Python's years, as in the queue's own statements."""
         within = f"CASE WHEN {sql} >= '0001-01-02' AND {sql} < '9999-12-30' THEN {sql} END"
         return within, (*params, *params, *params)
+
+
+def refuse(**_kwargs: Any) -> None:
+    """NotSupportedError at every save, that of `loaddata` too: a job that it wrote would run once more."""
+    raise NotSupportedError(
+        "jobs are enqueued, and nothing is saved through the models of pgqueue: leave such rows out, "
+        "as `loaddata --exclude pgqueue` does"
+    )
 
 
 class Job(models.Model):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from pgqueue.config import Settings, load_settings
+from pgqueue.config import Settings, load_settings, shown, validate_name
 from pgqueue.errors import ConfigurationError
 from pgqueue.task import TaskOptions
 
 DEFAULT = "default"
 _OF_SETTINGS = tuple(field.name for field in dataclasses.fields(Settings) if field.name != "database_url")
 KNOWN = ("database", "defaults", *_OF_SETTINGS)
-_OF_THE_FRAMEWORK = {"queue": "queue_name", "priority": "priority", "run_at": "run_after"}
-
+_OF_THE_FRAMEWORK = {"queue": "queue_name", "run_at": "run_after"}
+_OF_EACH_TASK = ("queue_name", "priority", "backend", "takes_context")
 _OF_BATCHES = ("batch", "batch_wait", "payload")
 
 
@@ -40,6 +40,7 @@ def read(params: Mapping[str, Any]) -> BackendOptions:
     for name in given:
         if name not in KNOWN:
             raise ConfigurationError(_unknown(str(name)))
+    check_queues(params.get("QUEUES", []))
     database = given.get("database")
     if database is not None and not isinstance(database, str):
         raise ConfigurationError(f"OPTIONS['database'] must be an alias of DATABASES, not {database!r}")
@@ -57,12 +58,38 @@ def check_task_options(given: Mapping[str, Any], base: TaskOptions | None = None
     for name, instead in _OF_THE_FRAMEWORK.items():
         if name in given:
             raise ConfigurationError(f"Django's task framework calls {name!r} {instead!r}")
+    for name in _OF_EACH_TASK:
+        if name in given:
+            raise ConfigurationError(f"{name!r} belongs to each task, as in @task({name}=…)")
+    if "run_after" in given:
+        raise ConfigurationError("'run_after' belongs to a call, as in .using(run_after=…)")
     for name in _OF_BATCHES:
         if name in given:
             raise ConfigurationError(
                 f"{name!r} is for batch handlers, which are tasks of the queue: @queue().task(batch=…)"
             )
     return (base or TaskOptions()).changed(given)
+
+
+def check_queues(given: Any) -> None:
+    """ConfigurationError unless QUEUES is a list of names that queues can have."""
+    if isinstance(given, str) or not isinstance(given, (Sequence, Set)):
+        raise ConfigurationError(f"QUEUES must be a list of names of queues, not {shown(given)}")
+    try:
+        for name in given:
+            validate_name("queue", name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"QUEUES: {error}") from error
+
+
+def check_names(name: str, aliases: Any) -> None:
+    """ConfigurationError unless a task can have this name, "" for that of its function, and these aliases."""
+    if isinstance(aliases, str) or not isinstance(aliases, Sequence):
+        raise ConfigurationError(f"aliases must be a list of names, not {shown(aliases)}")
+    for one in ([] if name == "" else [name]) + list(aliases):
+        validate_name("task", one)
+    if name and name in aliases:
+        raise ConfigurationError(f"{name!r} is the name of the task: leave it out of its aliases")
 
 
 def task_settings() -> Mapping[str, Mapping[str, Any]]:

@@ -16,13 +16,14 @@ from django.db import connections, router
 from pgqueue.client import PgQueue
 from pgqueue.config import Settings
 from pgqueue.contrib.django import options
-from pgqueue.contrib.django.databases import unfit, url_of
-from pgqueue.contrib.django.framework_task import defined
+from pgqueue.contrib.django.databases import places_of_all, unfit, url_of
+from pgqueue.contrib.django.framework_task import defined, place_of
 from pgqueue.contrib.django.running import AroundJobs, FrameworkTask
 from pgqueue.contrib.django.times import as_aware
-from pgqueue.errors import ConfigurationError, SchemaError
+from pgqueue.errors import ConfigurationError, DuplicateTask, SchemaError
 from pgqueue.job import Job
 from pgqueue.ops import Op
+from pgqueue.ops.unique import told_new
 from pgqueue.task import BaseTask, Registry, TaskOptions
 
 T = TypeVar("T")
@@ -30,10 +31,14 @@ APPLICATION = "pgqueue.contrib.django"
 
 
 class DjangoRegistry(Registry):
-    """The tasks that were defined in this process, whatever their backend: `.using(backend=…)` may send any of them here."""
+    """The tasks that were defined in this process, whatever their backend: `.using(backend=…)` may send any of them here.
+
+    `clashes`: what is wrong with those that have a name of a task of the queue alone, and so are not here.
+    """
 
     def __init__(self, queue: DjangoQueue, served: Sequence[str]) -> None:
         super().__init__()
+        self.clashes: list[str] = []
         self._queue = queue
         self._served = served
         self._seen = 0
@@ -83,14 +88,20 @@ class DjangoRegistry(Registry):
                 self._adopting = False
 
     def _adopt(self) -> None:
+        clashes = []
         for name, task in list(defined.tasks.items()):
             known = self._tasks.get(name)
             if not isinstance(known, FrameworkTask) or known.django_task.func is not task.func:
                 adopted = FrameworkTask(self._queue, task, name, self._queue.options_of(task))
-                self.add(adopted, getattr(task, "aliases", ()))
+                try:
+                    self.add(adopted, getattr(task, "aliases", ()))
+                except DuplicateTask as error:
+                    clashes.append(str(error))  # with a task of this queue alone; the others work all the same
+        self.clashes = clashes
         for one in list(defined.schedules):
-            if one.task.backend == self._queue.alias:
-                self._queue.schedule(**one.options)(self._tasks[defined.name_of(one.task)])
+            known = self._tasks.get(defined.name_of(one.task))
+            if one.task.backend == self._queue.alias and isinstance(known, FrameworkTask):
+                self._queue.schedule(**one.options)(known)
 
 
 class DjangoQueue(PgQueue):
@@ -124,13 +135,17 @@ class DjangoQueue(PgQueue):
             raise ImproperlyConfigured(f"put {APPLICATION!r} into INSTALLED_APPS: its schema is migrated with your own")
         return str(router.db_for_write(apps.get_model("pgqueue", "Job")))
 
+    def told(self) -> dict[str, Any]:
+        """See Controls: where the databases are, which a test runner has moved."""
+        return {"databases": places_of_all()}
+
     @property
     def settings(self) -> Settings:
         """With the URL of Django's database as it is now: a test runner gives it another name."""
         given = self._given
         if given.database_url is not None or not self._made:
             return given  # a module may ask for the queue before Django knows its models
-        key = (self.database, connections[self.database].settings_dict["NAME"])
+        key = (self.database, self._connection().settings_dict["NAME"])
         if self._located is None or self._located[0] != key:
             self._located = (key, dataclasses.replace(given, database_url=url_of(key[0])))
         return self._located[1]
@@ -148,13 +163,15 @@ class DjangoQueue(PgQueue):
             chosen, queue=task.queue_name, priority=int(task.priority), run_at=as_aware(task.run_after)
         )
 
-    def enqueue_task(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Enqueue a call of a task of Django's framework; returns the job's id."""
+    def enqueue_task(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, bool]:
+        """Enqueue a call of a task of Django's framework; returns the job's id, and whether the call has made that job."""
         defined.add(task)
-        known = self.tasks.find(defined.name_of(task))
-        original = isinstance(known, FrameworkTask) and known.django_task is task
-        chosen = known.defaults if original else self.options_of(task)
-        return self.run(self.enqueue_op(known, chosen, args, kwargs))
+        name = defined.name_of(task)
+        known = self.tasks.find(name)
+        if not isinstance(known, FrameworkTask) or place_of(known.django_task) != place_of(task):
+            raise DuplicateTask(f"two tasks are named {name!r}: give one of them name=…")
+        chosen = known.defaults if known.django_task is task else self.options_of(task)
+        return self.run(told_new(self.enqueue_op(known, chosen, args, kwargs)))
 
     def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """Run one operation in the transaction of `using`, or on Django's connection; the errors are those of Django."""

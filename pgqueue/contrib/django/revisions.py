@@ -21,6 +21,7 @@ from django.core.management.base import CommandError
 from django.db import OperationalError, router, transaction
 from django.db.migrations import Migration
 from django.db.migrations.operations.base import Operation
+from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ModelState
 
 from pgqueue import migrate
@@ -60,12 +61,13 @@ def stems() -> list[str]:
 
 
 def schemas_in(alias: str) -> list[str]:
-    """The schemas that the settings put into this database; that of the default where no backend is configured."""
+    """The schemas that the settings put into this database. Where no backend is configured, that of the models is in the
+    one to which the routers write."""
     from pgqueue.contrib.django.queues import queue
 
     ours = options.our_aliases()
     if not ours:
-        return ["pgqueue"]
+        return ["pgqueue"] if alias == router.db_for_write(apps.get_model(LABEL, "Job")) else []
     return list(dict.fromkeys(queue(one).settings.schema for one in ours if queue(one).database == alias))
 
 
@@ -148,6 +150,20 @@ def concerned(connection: Any, app_label: str) -> list[str]:
     if connection.vendor != "postgresql" or not router.allow_migrate(connection.alias, app_label):
         return []
     return schemas_in(connection.alias)
+
+
+def recorded(connection: Any) -> str:
+    """The newest revision whose migration Django has recorded in this database, "" for none."""
+    names = {name for label, name in MigrationRecorder(connection).applied_migrations() if label == LABEL}
+    known = [revision for revision, name in zip(migrate.revisions(), stems(), strict=True) if name in names]
+    return known[-1] if known else ""
+
+
+def is_behind(connection: Any, schema: str, revision: str) -> bool:
+    """Whether the schema is missing, or at an older revision than this one."""
+    known = migrate.revisions()
+    before = _version(connection, schema)
+    return before is None or (before in known and known.index(before) < known.index(revision))
 
 
 def _in_turn(connection: Any, schema: str, before: str | None, after: str | None) -> None:

@@ -107,6 +107,14 @@ def test_filters_and_search_find_jobs_by_state_queue_id_key_and_task(staff: Clie
     assert shown(staff, f"{WORKERS}?q=nobody") == []
 
 
+def test_a_list_is_not_asked_for_what_is_no_text_number_or_time(staff: Client, pq: Any) -> None:
+    tasks.noop.enqueue(3)
+    for query in ("args=3", "kwargs__exact=3", "headers=3", "errors__isnull=1"):
+        assert staff.get(f"{JOBS}?{query}").status_code == 400, query
+    assert staff.get(f"{SCHEDULES}?args=3").status_code == 400
+    assert len(shown(staff, f"{JOBS}?queue__exact=default")) == 1
+
+
 def test_a_cancellation_says_first_what_it_would_do_and_changes_nothing(staff: Client, pq: Any) -> None:
     running_now, waiting = int(tasks.noop.enqueue().id), int(noop.using(delay=60).enqueue().id)
     pq.claim("default")

@@ -37,6 +37,9 @@ def test_good_settings_are_silent(shop: str) -> None:
         ({"archive_days": "7"}, "archive_days must be a number of seconds"),
         ({"defaults": {"max_attempt": 3}}, "OPTIONS['defaults']: unknown task option 'max_attempt'; did you mean"),
         ({"defaults": {"queue": "mail"}}, "Django's task framework calls 'queue' 'queue_name'"),
+        ({"defaults": {"queue_name": "mail"}}, "OPTIONS['defaults']: 'queue_name' belongs to each task"),
+        ({"defaults": {"priority": 3}}, "OPTIONS['defaults']: 'priority' belongs to each task"),
+        ({"defaults": {"run_after": 3}}, "OPTIONS['defaults']: 'run_after' belongs to a call"),
         ({"defaults": 3}, "OPTIONS['defaults'] must be a dict"),
         ({"database": 3}, "OPTIONS['database'] must be an alias of DATABASES"),
         (["schema"], "OPTIONS must be a dict, not a list"),
@@ -72,6 +75,24 @@ def test_django_on_another_driver_is_told_so_in_one_sentence(monkeypatch: pytest
 def test_the_application_must_be_installed() -> None:
     with modify_settings(INSTALLED_APPS={"remove": ["pgqueue.contrib.django"]}):
         assert found() == {"pgqueue.E002": "TASKS['default']: 'pgqueue.contrib.django' is not in INSTALLED_APPS."}
+
+
+@pytest.mark.parametrize(
+    ("queues", "sentence"),
+    [
+        (7, "QUEUES must be a list of names of queues, not 7"),
+        ("mail", "QUEUES must be a list of names of queues, not 'mail'"),
+        (None, "QUEUES must be a list of names of queues, not None"),
+        (["default", 7], "QUEUES: a queue name must be a non-empty string, not 7"),
+        (["default", ""], "QUEUES: a queue name must be a non-empty string, not ''"),
+        (["default", "a\0b"], "no control characters"),
+        ([["default"]], "QUEUES: a queue name must be a non-empty string"),
+    ],
+)
+def test_queues_that_are_no_names_are_said(queues: Any, sentence: str) -> None:
+    [(code, message)] = found(QUEUES=queues).items()
+    assert code == "pgqueue.E001"
+    assert sentence in message
 
 
 def test_a_schema_that_is_missing_old_or_newer_is_said(empty_database: str) -> None:

@@ -153,6 +153,41 @@ def test_a_worker_is_not_started_on_settings_that_are_wrong(manage: Manage) -> N
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"OPTIONS": {"shema": "jobs"}}, "TASKS['default']: unknown option 'shema': did you mean 'schema'?"),
+        ({"OPTIONS": {"database": "defalt"}}, "DATABASES has no 'defalt': did you mean 'default'?"),
+        ({"QUEUES": ["default", 7]}, "TASKS['default']: QUEUES: a queue name must be a non-empty string, not 7"),
+    ],
+)
+def test_broken_settings_are_one_sentence_whatever_the_command(
+    entry: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from tests.contrib.django.settings import *\n"
+        f"TASKS = {{'default': {{'BACKEND': {BACKEND!r}, **{entry!r}}}}}\n"
+        "INSTALLED_APPS = [name for name in INSTALLED_APPS if not name.startswith('tests.')]\n"
+    )
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    for words in (("status",), ("jobs",), ("worker", "--skip-checks")):
+        status, output, errors = Manage(tmp_path, "dbname=nowhere").run(
+            "pgqueue", *words, DJANGO_SETTINGS_MODULE="broken", PYTHONPATH=path
+        )
+        assert (status, output, len(errors.splitlines())) == (1, "", 1), errors
+        assert sentence in errors
+
+
+def test_only_the_command_worker_is_a_worker(tmp_path: Path) -> None:
+    """Under DEBUG a worker that fails is waited for, until its code changes."""
+    manage = Manage(tmp_path, "host=127.0.0.1 port=1 dbname=nowhere")
+    for words in (("jobs", "--queue", "worker"), ("pause", "worker"), ("--schema", "worker", "status")):
+        status, _, errors = manage.run("pgqueue", *words, SHOP_DEBUG="1")
+        assert status == 1
+        assert "cannot connect" in errors
+        assert "code changes" not in errors
+
+
 def test_a_missing_schema_is_answered_with_the_command_of_django(empty_database: str, tmp_path: Path) -> None:
     manage = Manage(tmp_path, empty_database)
     for words in (("status",), ("worker", "--drain")):

@@ -147,6 +147,11 @@ def test_the_pages_stand_wrong_input_and_a_job_that_nothing_is_known_of_any_more
         assert refused.value.code == 400
         refused.value.close()
         assert darkroom.photographs() == []
+        darkroom.upload(f"{'long' * 60}.jpg", b"whatever it is")
+        [long] = darkroom.photographs()
+        assert long["name"] == "long" * 50
+        execute(empty_database, "DELETE FROM gallery_photograph")
+        execute(empty_database, "DELETE FROM pgqueue.job")
         darkroom.upload("lost.jpg", b"whatever it is")
         with pgqueue.PgQueue(empty_database) as pq:
             [job] = pq.jobs()

@@ -17,7 +17,13 @@ from pgqueue.contrib.django import task as our_task
 from tests.contrib.django.conftest import refreshed, work
 from tests.contrib.django.settings import BACKEND
 from tests.contrib.django.shop import tasks
-from tests.contrib.django.shop.framework import InvalidTask, TaskResultDoesNotExist, default_task_backend, task
+from tests.contrib.django.shop.framework import (
+    InvalidTask,
+    TaskResultDoesNotExist,
+    default_task_backend,
+    task,
+    task_enqueued,
+)
 
 
 def test_options_of_ours_are_stored_with_the_job(pq: pgqueue.PgQueue, admin: psycopg.Connection[Any]) -> None:
@@ -78,6 +84,30 @@ def test_a_second_job_of_a_unique_key_is_what_the_task_says(pq: pgqueue.PgQueue)
     newer = unique.using(on_conflict="supersede").enqueue(5)
     assert (refreshed(newer).status, newer.attempts) == ("READY", 0)
     assert refreshed(first).status == "RUNNING"
+
+
+def test_a_call_that_makes_no_job_has_the_result_of_the_first_and_sends_no_signal(pq: pgqueue.PgQueue) -> None:
+    sent: list[str] = []
+
+    def receive(task_result: Any, **_: Any) -> None:
+        sent.append(str(task_result.id))
+
+    noop: Any = tasks.noop
+    unique = noop.using(unique_key="one")
+    task_enqueued.connect(receive)
+    try:
+        first = unique.enqueue(1)
+        pq.claim("default")
+        again = unique.enqueue(2)
+        assert (again.id, again.status, again.args) == (first.id, "RUNNING", [1])
+        assert again.enqueued_at < timezone.now() - timedelta(0)
+        assert sent == [first.id]
+        newer = unique.using(on_conflict="supersede").enqueue(3)
+        replaced = unique.using(on_conflict="replace").enqueue(4)
+        assert (replaced.id, replaced.args) == (newer.id, [4])
+        assert sent == [first.id, newer.id]
+    finally:
+        task_enqueued.disconnect(receive)
 
 
 def test_keys_order_the_jobs_of_a_task(pq: pgqueue.PgQueue) -> None:

@@ -18,7 +18,7 @@ SHOP = "tests.contrib.django.shop"
 
 @pytest.mark.parametrize(
     ("cases", "number", "processes"),
-    [("runner_cases", 9, 1), ("runner_cases", 9, 2), ("runner_serialized", 2, 1)],
+    [("runner_cases", 10, 1), ("runner_cases", 10, 2), ("runner_serialized", 2, 1)],
 )
 def test_the_tests_of_an_application_pass_and_leave_no_database(
     cases: str, number: int, processes: int, shop: str, tmp_path: Path

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from django.db import models
 
+LONGEST_NAME = 200
+
 
 class Photograph(models.Model):
     """`job` is the id of the job that develops it; `fence` the token of the run whose print is stored."""
 
-    name = models.CharField(max_length=200)
+    name = models.CharField(max_length=LONGEST_NAME)
     negative = models.BinaryField()
     print = models.BinaryField(null=True)
     job = models.CharField(max_length=64)

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from darkroom.gallery.models import Photograph
+from darkroom.gallery.models import LONGEST_NAME, Photograph
 from darkroom.gallery.tasks import develop
 from pgqueue.contrib.django import TaskResultDoesNotExist
 
@@ -32,7 +32,7 @@ def upload(request: HttpRequest) -> HttpResponse:
         return HttpResponseBadRequest(
             "Send the picture as the file `photograph` of a form.\n", content_type="text/plain"
         )
-    photograph = Photograph.objects.create(name=file.name or "photograph", negative=file.read())
+    photograph = Photograph.objects.create(name=(file.name or "photograph")[:LONGEST_NAME], negative=file.read())
     photograph.job = develop.enqueue(photograph.pk).id
     photograph.save(update_fields=["job"])
     if request.POST.get("then") == "fail":

@@ -13,7 +13,7 @@ from django.test import TestCase, TransactionTestCase
 from pgqueue.contrib.django import queue
 from pgqueue.worker import Worker, WorkerOptions
 from tests.contrib.django.shop.models import Note, Order
-from tests.contrib.django.shop.tasks import note, send_receipt
+from tests.contrib.django.shop.tasks import in_a_child, note, send_receipt
 
 
 class JobsOfATestCase(TestCase):
@@ -72,6 +72,13 @@ class JobsOfATransactionTestCase(TransactionTestCase):
         result.refresh()
         self.assertEqual(result.status, "SUCCESSFUL")
         self.assertEqual(Note.objects.get().text, "by a worker")
+
+    def test_a_child_process_works_in_the_database_of_the_test(self) -> None:
+        result = in_a_child.enqueue("by a child")
+        Worker(queue(), WorkerOptions(drain=True, poll=0.1)).run()
+        result.refresh()
+        self.assertEqual(result.status, "SUCCESSFUL", result.errors)
+        self.assertEqual(Note.objects.get().text, "by a child")
 
     def test_nothing_of_another_test_is_left(self) -> None:
         self.assertEqual(queue().jobs(), [])

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -32,6 +32,8 @@ Django's own options, beside those below: --settings, --pythonpath, --skip-check
   --reload / --no-reload    worker: start again when code changes; else where DEBUG is on
 """
 _MISTAKE = 2
+_WITH_VALUES = ("--database-url", "--schema")
+"""Options that may stand before the command, with a word that belongs to them."""
 
 
 class Command(BaseCommand):
@@ -53,7 +55,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: Sequence[str]) -> None:
         """The command line; ends the process with the status."""
         given, words = _parser().parse_known_args(list(argv[2:]))
-        if "worker" in words:
+        if _subcommand(words) == "worker":
             # As PID 1 of a container a process without a handler would not hear SIGTERM at all; see pgqueue.cli.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(reload.status(0)))
         elif words[:1] in (["--help"], ["help"], []):
@@ -66,17 +68,19 @@ class Command(BaseCommand):
         ours, words = _parser().parse_known_args([str(word) for word in given["words"]])
         out: Any = self.stdout._out
         errors: Any = self.stderr._out
-        with redirect_stdout(out), redirect_stderr(errors), _environment(_alias(ours.backend)):
+        with redirect_stdout(out), redirect_stderr(errors), _environment(_variables(_alias(ours.backend))):
             status = cli.run(words)
         if status:
             raise CommandError(f"pgqueue {' '.join(words)} ended with status {status}", returncode=status)
 
     def _from_the_command_line(self, given: argparse.Namespace, words: list[str], argv: Sequence[str]) -> int:
+        works = _subcommand(words) == "worker"
         try:
-            if "worker" in words and _reloads(given, words) and not reload.is_child():
+            if works and _reloads(given, words) and not reload.is_child():
                 return reload.supervise()
             alias = _alias(given.backend)
-            if "worker" in words:
+            environment = _variables(alias)
+            if works:
                 self._look_before_working(given, words, alias)
         except (ImproperlyConfigured, CommandError) as error:
             if isinstance(error, SystemCheckError):
@@ -89,9 +93,9 @@ class Command(BaseCommand):
                 raise
             return report(error, words)
         processes.PROGRAM[:] = _this_command(given, argv)
-        with _environment(alias):
+        with _environment(environment):
             connections.close_all()  # what the checks have opened would stay open for as long as a worker lives
-            if "worker" in words:
+            if works:
                 _leave_the_terminal_to_the_worker()
             if reload.is_child():
                 reload.watch()
@@ -126,12 +130,27 @@ def _alias(given: str | None) -> str:
     return ours[0] if ours else queue(options.DEFAULT).alias
 
 
-@contextmanager
-def _environment(alias: str) -> Iterator[None]:
-    """What the commands of pgqueue read, for the time of one of them: they know nothing of Django."""
+def _subcommand(words: Sequence[str]) -> str | None:
+    """The first word that is neither an option nor its value: `jobs --queue worker` is no worker."""
+    rest = iter(words)
+    for word in rest:
+        if word in _WITH_VALUES:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _variables(alias: str) -> dict[str, str]:
+    """What the commands of pgqueue read, which know nothing of Django; ImproperlyConfigured where that cannot be said."""
     given = dataclasses.asdict(queue(alias).settings)
     wanted = {f"PGQUEUE_{name.upper()}": str(value) for name, value in given.items() if value is not None}
-    wanted[APP_VARIABLE] = f"pgqueue.contrib.django.app:queues.{alias}"
+    return {**wanted, APP_VARIABLE: f"pgqueue.contrib.django.app:queues.{alias}"}
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """These variables, and the words of this command, for the time of the block."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 from pgqueue.async_client import AsyncPgQueue
 from pgqueue.core import Core
 from pgqueue.current import CurrentJob
+from pgqueue.drivers.resolve import check_async, check_sync
 from pgqueue.errors import PgQueueError
 from pgqueue.job import Job
 from pgqueue.ops import Op, Rows, Step, Stream
@@ -26,6 +26,10 @@ ONE, MANY, KEYED = "job_enqueue", "job_enqueue_many", "job_enqueue_keyed"
 UNIQUE = ("job_enqueue_unique", "job_enqueue_over")
 MOST = 1000
 DEEPEST = 50
+ENQUEUES_ONLY = (
+    "the inline mode has no queue, so only an enqueue does something there, and this is none ({}): do it outside of the "
+    "inline mode, or test it with run_jobs on a database for tests"
+)
 NO_DATABASE = "an inline job is in no database: give transaction(using=…) a connection of yours, or use run_jobs"
 
 
@@ -34,7 +38,8 @@ def inline(pq: Core, *, raise_errors: bool = True, limit: int = MOST) -> Iterato
     """Let every enqueue of `pq` run its job at once, during the block; what ran is in the list.
 
     The arguments go through JSON, and what production refuses is refused. There is one attempt, whatever the delay, the keys
-    and the limits; nothing is written, so a rollback undoes nothing, and what looks into the queue finds nothing there.
+    and the limits; nothing is written, so a rollback undoes nothing. Whatever else is asked of `pq` is refused: it never
+    reaches the database that `pq` is configured for. The ids of the jobs are negative.
     `raise_errors`: the enqueue raises what the handler raised. TooManyJobs once more than `limit` would run, or jobs enqueue
     each other 50 deep.
     """
@@ -47,10 +52,9 @@ def inline(pq: Core, *, raise_errors: bool = True, limit: int = MOST) -> Iterato
 class _Inline:
     def __init__(self, app: Core, raise_errors: bool, limit: int) -> None:
         self._app = app
-        self._original = app.run  # type: ignore[attr-defined]
         self._raise_errors = raise_errors
         self._limit = limit
-        self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._depth = 0
         self._loop = Loop()
         self.ran: list[Ran] = []
@@ -62,24 +66,23 @@ class _Inline:
 
     def run(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """See PgQueue.run."""
-        first, op = _peek(op)
-        if not _enqueues(first):
-            return self._original(op, using, atomic=atomic)  # type: ignore[no-any-return]
+        if using is not None:
+            check_sync(using)
         answer, jobs = self._taken(op)
         driven(self._plan(jobs), self._answer)
         return answer
 
     async def run_async(self, op: Op[T], using: Any = None, *, atomic: bool = False) -> T:
         """See AsyncPgQueue.run."""
-        first, op = _peek(op)
-        if not _enqueues(first):
-            return await self._original(op, using, atomic=atomic)  # type: ignore[no-any-return]
+        if using is not None:
+            check_async(using)
         answer, jobs = self._taken(op)
         await driven_async(self._plan(jobs), self._answer_in_loop)
         return answer
 
     def _taken(self, op: Op[T]) -> tuple[T, list[Job]]:
-        """Answer the enqueue as the database would, to its end: what is refused is refused before anything runs."""
+        """Answer the enqueue as the database would, to its end: what is refused is refused before anything runs, and so is
+        all that is no enqueue."""
         jobs: list[Job] = []
         try:
             step = next(op)
@@ -93,6 +96,8 @@ class _Inline:
                 step = op.send(rows)
         except StopIteration as stop:
             return stop.value, jobs
+        finally:
+            op.close()
 
     def _made(self, step: Step) -> list[Job]:
         params = step.params
@@ -103,13 +108,13 @@ class _Inline:
             kwargs = params["kwargs"] or [None] * len(args)
             calls = list(zip(args, kwargs, strict=True))
         else:
-            raise PgQueueError(f"the inline mode does not know what to answer to {step.name}")
+            raise PgQueueError(ENQUEUES_ONLY.format(step.name))
         return [self._job(params, *call) for call in calls]
 
     def _job(self, params: Mapping[str, Any], args_json: str | None, kwargs_json: str | None) -> Job:
-        number = next(self._ids)
+        number = next(self._numbers)
         return Job(
-            id=number,
+            id=-number,  # no job in any database has it
             queue=params["queue"],
             task=params["task"],
             token=number,
@@ -192,38 +197,6 @@ class _Block(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
-
-
-def _peek(op: Op[T]) -> tuple[Step | Stream | None, Op[T]]:
-    """The first step, and an operation that begins with it."""
-    try:
-        first = next(op)
-    except StopIteration as stop:
-        return None, _ended(stop.value)
-    return first, _from(first, op)
-
-
-def _ended(value: T) -> Op[T]:
-    yield from ()
-    return value
-
-
-def _from(step: Step | Stream, op: Op[T]) -> Op[T]:
-    with contextlib.closing(op):
-        try:
-            while True:
-                try:
-                    rows = yield step
-                except Exception as error:  # noqa: BLE001 - the operation's own affair
-                    step = op.throw(error)
-                else:
-                    step = op.send(rows)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-
-def _enqueues(first: Step | Stream | None) -> bool:
-    return isinstance(first, Stream) or (isinstance(first, Step) and first.name in (ONE, MANY, KEYED, *UNIQUE))
 
 
 def _answered(name: str, ids: list[int]) -> Rows:
