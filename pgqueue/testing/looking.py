@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from pgqueue.async_client import AsyncPgQueue
@@ -51,7 +51,7 @@ class Enqueued:
         facts = [f"job {self.id}", f"queue {self.queue}", self.state]
         facts += [f"priority {self.priority}"] if self.priority else []
         facts += [f"attempt {self.attempt}"] if self.attempt else []
-        facts += [f"due {self.run_at.isoformat()}"] if self.run_at else []
+        facts += [f"due {self.run_at.astimezone(UTC).isoformat()}"] if self.run_at else []
         facts += [f"unique key {self.unique_key}"] if self.unique_key else []
         return f"{said}  [{', '.join(facts)}]"
 
