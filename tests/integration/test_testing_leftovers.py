@@ -120,7 +120,7 @@ def test_folders_of_the_living_of_users_and_of_others_stay(temporary: Path, monk
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     ended = subprocess.Popen(["true"])
     ended.wait()
-    living = temporary / f"pgqueue-testing-{os.getpid()}"
+    living = leftovers.server_folder()
     used = temporary / f"pgqueue-testing-{ended.pid}"
     other = temporary / "pgqueue-testing-of-somebody"
     for folder in (living, other):
