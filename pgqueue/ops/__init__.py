@@ -6,7 +6,7 @@ a value. It never sees a connection, so that all control flow exists once for sy
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -44,4 +44,22 @@ class Stream(NamedTuple):
 
 Op: TypeAlias = Generator[Step | Stream, Rows, T]
 
-__all__ = ["Int8s", "Op", "Rows", "Step", "Stream", "Texts"]
+
+def relayed(op: Op[T], answer: Callable[[Step | Stream], Op[Rows]]) -> Op[T]:
+    """The same operation, in which `answer` stands for each step: it may look at the rows, or leave the step out."""
+    try:
+        step = next(op)
+        while True:
+            try:
+                rows = yield from answer(step)
+            except Exception as error:  # noqa: BLE001 - the operation says what comes of it
+                step = op.throw(error)
+            else:
+                step = op.send(rows)
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+    finally:
+        op.close()
+
+
+__all__ = ["Int8s", "Op", "Rows", "Step", "Stream", "Texts", "relayed"]

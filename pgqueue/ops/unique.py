@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pgqueue.errors import DuplicateJob
 from pgqueue.keys import MERGE_DISTINCT, MERGING, MODES, RAISE, SKIP, merge_payloads
-from pgqueue.ops import Op, Step, Texts
+from pgqueue.ops import Op, Rows, Step, Stream, Texts, relayed
 from pgqueue.ops.enqueue import CHUNK_JOBS, Envelope
 from pgqueue.ops.keyed import KeyedCall
 
@@ -22,19 +22,16 @@ def enqueue_one(envelope: Envelope, call: KeyedCall) -> Op[int]:
 def told_new(op: Op[int]) -> Op[tuple[int, bool]]:
     """An enqueue of one job, and whether there is a job more: a unique key may have given the id of the one that it had."""
     is_new = True
-    try:
-        step = next(op)
-        while True:
-            try:
-                rows = yield step
-            except Exception as error:  # noqa: BLE001 - the operation says what comes of it
-                step = op.throw(error)
-                continue
-            if isinstance(step, Step) and step.name in ("job_enqueue_unique", "job_enqueue_over"):
-                is_new = any(row[2] for row in rows)
-            step = op.send(rows)
-    except StopIteration as ended:
-        return int(ended.value), is_new
+
+    def answer(step: Step | Stream) -> Op[Rows]:
+        nonlocal is_new
+        rows = yield step
+        if isinstance(step, Step) and step.name in ("job_enqueue_unique", "job_enqueue_over"):
+            is_new = any(row[2] for row in rows)
+        return rows
+
+    job_id = yield from relayed(op, answer)
+    return job_id, is_new
 
 
 def enqueue_keyed(envelope: Envelope, calls: Iterable[KeyedCall]) -> Op[list[int]]:

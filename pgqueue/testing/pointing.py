@@ -24,7 +24,7 @@ from pgqueue.drivers.execute import AsyncConnection, Foreign, SyncConnection, co
 from pgqueue.drivers.pool import AsyncPool, SyncPool
 from pgqueue.drivers.resolve import async_connection, check_async, sync_connection
 from pgqueue.errors import ConfigurationError, PgQueueError, UnsupportedConnection
-from pgqueue.ops import Op, Rows, Step, Stream
+from pgqueue.ops import Op, Rows, Step, Stream, relayed
 from pgqueue.task import BaseTask
 
 T = TypeVar("T")
@@ -159,25 +159,14 @@ class Steps:
 
     def of(self, op: Op[T]) -> Op[T]:
         """The steps that are left."""
-        rows: Rows = []
-        try:
-            step: Step | Stream = next(op)
-            while True:
-                if isinstance(step, Step) and step.silent:
-                    self.disturbed = True
-                    step = op.send([])
-                    continue
-                try:
-                    self.disturbed = self.disturbed or (isinstance(step, Step) and bool(step.params.get("relaxed")))
-                    rows = yield step
-                except Exception as error:  # noqa: BLE001 - the operation's own affair
-                    step = op.throw(error)
-                else:
-                    step = op.send(rows)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            op.close()
+        return relayed(op, self._answer)
+
+    def _answer(self, step: Step | Stream) -> Op[Rows]:
+        if isinstance(step, Step):
+            self.disturbed = self.disturbed or step.silent or bool(step.params.get("relaxed"))
+            if step.silent:
+                return []
+        return (yield step)
 
 
 class _Inside:

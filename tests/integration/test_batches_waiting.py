@@ -9,8 +9,6 @@ from typing import Any
 import psycopg
 
 import pgqueue
-from pgqueue.limit import Limit
-from pgqueue.ops.limit import set_limit
 from pgqueue.sql import statements
 from tests.waiting import wait_until
 from tests.workers import PATIENCE, running, wait_for_count
@@ -70,7 +68,7 @@ def test_a_claim_that_hangs_holds_up_its_own_queue_and_no_other(
 ) -> None:
     limited = pq.task(name="limited", queue="limited")(lambda: None)
     free = pq.task(name="free", queue="free")(lambda: None)
-    pq.run(set_limit("limited", Limit(running=5), channel=None))
+    pq.limit_queue("limited", running=5)
     with psycopg.connect(database) as frozen:
         frozen.execute(SQL["limit_begin"])
         frozen.execute(SQL["limit_lock"], {"queue": "limited", "wait": True})
