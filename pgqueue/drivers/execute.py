@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -74,41 +75,33 @@ class Foreign(ABC):
 async def run_async(connection: AsyncConnection | Foreign, op: Op[T], schema: str) -> T:
     """The same on an async connection."""
     if isinstance(connection, Foreign):
-        return await _run_foreign(connection, op, schema)
+        return await _answered(op, schema, partial(_answer_foreign, connection, schema))
     texts = statements(schema)
     cursor = _async_cursor(connection)
+
+    async def answer(step: Step | Stream) -> Rows:
+        if isinstance(step, Stream):
+            return await _stream_async(connection, step, texts)
+        await cursor.execute(texts[step.name], step.params)
+        return await cursor.fetchall() if _has_rows(cursor) else []
+
     try:
-        step = next(op)
-        while True:
-            try:
-                if isinstance(step, Stream):
-                    rows = await _stream_async(connection, step, texts)
-                else:
-                    await cursor.execute(texts[step.name], step.params)
-                    rows = await cursor.fetchall() if _has_rows(cursor) else []
-            except psycopg.Error as error:
-                step = op.throw(error)
-            else:
-                step = op.send(rows)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    except psycopg.Error as error:
-        said, cause = in_our_words(error, schema, step)
-        if said is error:
-            raise
-        raise said from cause
+        return await _answered(op, schema, answer)
     finally:
-        op.close()
         await cursor.close()
 
 
-async def _run_foreign(connection: Foreign, op: Op[T], schema: str) -> T:
+async def _answer_foreign(connection: Foreign, schema: str, step: Step | Stream) -> Rows:
+    steps = step.steps if isinstance(step, Stream) else [step]
+    return [row for one in steps for row in await connection.rows(one, schema)]
+
+
+async def _answered(op: Op[T], schema: str, answer: Callable[[Step | Stream], Awaitable[Rows]]) -> T:
     try:
         step = next(op)
         while True:
             try:
-                steps = step.steps if isinstance(step, Stream) else [step]
-                rows = [row for one in steps for row in await connection.rows(one, schema)]
+                rows = await answer(step)
             except psycopg.Error as error:
                 step = op.throw(error)
             else:
