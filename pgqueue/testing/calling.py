@@ -18,9 +18,9 @@ from pgqueue.task import BaseTask
 from pgqueue.worker.batch_call import BatchCall
 from pgqueue.worker.batches import Group
 from pgqueue.worker.desk import Desk
-from pgqueue.worker.execution import Runner, check_result, limited, prepare
+from pgqueue.worker.execution import Runner, limited, prepare
 from pgqueue.worker.ledger import Held, Ledger
-from pgqueue.worker.wrapping import through, through_async
+from pgqueue.worker.wrapping import call_coroutine, call_function
 
 T = TypeVar("T")
 SETTLED, LOST = "settled", "lost"
@@ -154,13 +154,7 @@ class Caller(Runner):
         task: BaseTask[..., Any] | None = None
         try:
             task, args, kwargs = prepare(self.registry.find, held.job)
-            context = contextvars.Context()
-            context.run(enter, current)
-            if task.chain is not None and task.chain.runs:
-                result = context.run(through, task.chain.runs, current, task.function, args, kwargs)
-            else:
-                result = context.run(task.function, *args, **kwargs)
-                check_result(result)
+            result = call_function(task, current, contextvars.Context(), args, kwargs)
             return self._returned(task, current, result), None
         except BaseException as error:  # noqa: BLE001 - as in a worker; raised again once the outcome is written
             return self.raised(held, task, error), error
@@ -171,11 +165,8 @@ class Caller(Runner):
         try:
             task, args, kwargs = prepare(self.registry.find, held.job)
             enter(current)
-            if task.chain is not None and task.chain.runs_async:
-                work = through_async(task.chain.runs_async, current, task.function, args, kwargs)
-            else:
-                work = task.function(*args, **kwargs)
-            return self._returned(task, current, await limited(work, held.job.timeout)), None
+            result = await limited(call_coroutine(task, current, args, kwargs), held.job.timeout)
+            return self._returned(task, current, result), None
         except BaseException as error:  # noqa: BLE001
             return self.raised(held, task, error), error
 

@@ -38,10 +38,10 @@ from pgqueue.worker import places
 from pgqueue.worker.batch_call import answers, begin_clock, call, call_async, fill_in, results
 from pgqueue.worker.channel import Channel, Message, outcome_message, read_job, unpack
 from pgqueue.worker.desk import Desk
-from pgqueue.worker.execution import check_result, limited, prepare, verdict
+from pgqueue.worker.execution import limited, prepare, verdict
 from pgqueue.worker.processes import stop_signals
 from pgqueue.worker.trickle import Trickle
-from pgqueue.worker.wrapping import through, through_async
+from pgqueue.worker.wrapping import call_coroutine, call_function
 
 PR_SET_PDEATHSIG = 1
 CONNECTIONS = 4
@@ -229,20 +229,13 @@ class Child:
         try:
             task, args, kwargs = prepare(lambda name: self._find(name, message["place"]), job)
             context = contextvars.copy_context()
-            context.run(enter, current)
             with limited_memory(message["memory_limit"]):
-                chain = task.chain
-                if task.is_async and chain is not None and chain.runs_async:
-                    work = through_async(chain.runs_async, current, task.function, args, kwargs)
+                if task.is_async:
+                    context.run(enter, current)
+                    work = call_coroutine(task, current, args, kwargs)
                     result = context.run(asyncio.run, self._awaited(work, job.timeout, current))
-                elif task.is_async:
-                    work = task.function(*args, **kwargs)
-                    result = context.run(asyncio.run, self._awaited(work, job.timeout, current))
-                elif chain is not None and chain.runs:
-                    result = context.run(through, chain.runs, current, task.function, args, kwargs)
                 else:
-                    result = context.run(task.function, *args, **kwargs)
-                    check_result(result)
+                    result = call_function(task, current, context, args, kwargs)
             return self._returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit too: a failed attempt, not the end of this process
             return verdict(job, error, prepared=task is not None, task=task, tell=problems.append), error

@@ -19,7 +19,7 @@ from pgqueue.worker.batch_call import BatchCall, rescue
 from pgqueue.worker.batches import Group
 from pgqueue.worker.execution import Runner, limited, prepare
 from pgqueue.worker.ledger import Held
-from pgqueue.worker.wrapping import through_async
+from pgqueue.worker.wrapping import call_coroutine
 
 LAST_CLOSE = 0.2
 """Seconds for closing the connections of transaction blocks."""
@@ -141,11 +141,7 @@ class CoroutineRunner(Runner):
         try:
             task, args, kwargs = prepare(self.registry.find, held.job)
             enter(current)
-            if task.chain is not None and task.chain.runs_async:
-                work = through_async(task.chain.runs_async, current, task.function, args, kwargs)
-            else:
-                work = task.function(*args, **kwargs)
-            result = await limited(work, held.job.timeout)
+            result = await limited(call_coroutine(task, current, args, kwargs), held.job.timeout)
             if task.keeps is not None:
                 return self.desk.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop and every job in it

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pgqueue.current import CurrentJob, enter
+from pgqueue.current import CurrentJob
 from pgqueue.events import EventName
 from pgqueue.outcome import COMPLETED, Outcome
 from pgqueue.task import BaseTask
 from pgqueue.worker.batch_call import BatchCall, rescue
 from pgqueue.worker.batches import Group
-from pgqueue.worker.execution import Runner, check_result, prepare
+from pgqueue.worker.execution import Runner, prepare
 from pgqueue.worker.ledger import Held, Phase
-from pgqueue.worker.wrapping import through
+from pgqueue.worker.wrapping import call_function
 
 
 class ThreadRunner(Runner):
@@ -184,13 +184,7 @@ class _Slot:
         task: BaseTask[..., Any] | None = None
         try:
             task, args, kwargs = prepare(self.runner.registry.find, held.job)
-            context = contextvars.copy_context()
-            context.run(enter, current)
-            if task.chain is not None and task.chain.runs:
-                result = context.run(through, task.chain.runs, current, task.function, args, kwargs)
-            else:
-                result = context.run(task.function, *args, **kwargs)
-                check_result(result)
+            result = call_function(task, current, contextvars.copy_context(), args, kwargs)
             if task.keeps is not None:
                 return self.runner.desk.returned(current, result), None
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: a failed attempt, never a dead runner

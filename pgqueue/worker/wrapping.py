@@ -7,12 +7,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from typing import Any
 
 from pgqueue.batch import Batch
-from pgqueue.current import CurrentJob
+from pgqueue.current import CurrentJob, enter
 from pgqueue.errors import TaskError
+from pgqueue.task import BaseTask
 from pgqueue.worker.execution import check_result
+
+
+def call_function(
+    task: BaseTask[..., Any], current: CurrentJob, context: Context, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a plain function for this job, in this context; what it returned."""
+    context.run(enter, current)
+    if task.chain is not None and task.chain.runs:
+        return context.run(through, task.chain.runs, current, task.function, args, kwargs)
+    result = context.run(task.function, *args, **kwargs)
+    check_result(result)
+    return result
+
+
+def call_coroutine(
+    task: BaseTask[..., Any], current: CurrentJob, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Awaitable[Any]:
+    """The same for an `async def`: what is to be awaited, where the job was entered."""
+    if task.chain is not None and task.chain.runs_async:
+        return through_async(task.chain.runs_async, current, task.function, args, kwargs)
+    work: Awaitable[Any] = task.function(*args, **kwargs)
+    return work
 
 
 class _Ran:
